@@ -267,6 +267,8 @@ points! {
     NodeEnded,
     /// A notice of the master.
     NodeLost,
+    /// The objects of a lost or absent member were removed in several pieces.
+    DepartedInPieces,
     /// A notice of the master.
     NodeDiscarded,
     /// A notice of the master: it has refused a member that reports another cluster.

@@ -1,6 +1,8 @@
 //! The shell of the master: its connections, its clock, and its restarts.
 
-use tiffin_core::master::{Effect, Event as MasterEvent, LimitsConfig, Master, MasterConfig, Notice, Saved};
+use tiffin_core::master::{
+    Departure, Effect, Event as MasterEvent, LimitsConfig, Master, MasterConfig, Notice, Saved,
+};
 use tiffin_proto::Incoming;
 use tiffin_types::{
     ClientId, ConnId, RequestId, SegmentId, SlotRef, Tick,
@@ -338,6 +340,7 @@ impl World {
     fn drain_master(&mut self, now: Tick) {
         let mut charged = Vec::new();
         let mut resumed = false;
+        self.departing = 0;
         while let Some(effect) = self.master.as_mut().and_then(Master::poll_effect) {
             let segment = match &effect {
                 Effect::Reply(conn, ..)
@@ -457,11 +460,7 @@ impl World {
     /// The member that a notice is about. A process that did not find its memory has the name of the one
     /// before it.
     fn segment_in(&self, notice: &Notice) -> Option<SegmentId> {
-        let (Notice::NodeReady(name)
-        | Notice::NodeAbsent { node: name, .. }
-        | Notice::NodeLost(name, _)
-        | Notice::NodeLeft(name, _)) = notice
-        else {
+        let (Notice::NodeReady(name) | Notice::Departs(name, _)) = notice else {
             return None;
         };
         let named = self.oracle.segments_of(name);
@@ -481,7 +480,7 @@ impl World {
                 let is_new = |it: &&SegmentId| is_ready(it) && !self.oracle.joined.contains(it);
                 named.iter().find(is_new).or_else(|| named.last())
             }
-            Notice::NodeAbsent { .. } => {
+            Notice::Departs(_, Departure::Absent) => {
                 let is_new = |it: &&SegmentId| is_absent(it) && !self.oracle.absent.contains(it);
                 named.iter().find(is_new).or_else(|| named.iter().find(is_absent))
             }
@@ -495,13 +494,23 @@ impl World {
         if let Notice::OtherCluster { cluster, .. } = notice {
             self.member_is_refused(*cluster);
         }
-        if let (Notice::NodeLost(..) | Notice::NodeLeft(..), Some(segment)) = (notice, segment) {
+        if let (Notice::Departs(_, Departure::Lost | Departure::Left), Some(segment)) = (notice, segment) {
             self.leases_end_with(segment);
+        }
+        match notice {
+            Notice::Departs(..) => self.departing += 1,
+            Notice::NodeAbsent { .. } | Notice::NodeLost(..) | Notice::NodeLeft(..)
+                if self.departing == 0 =>
+            {
+                self.coverage.hit(Point::DepartedInPieces);
+            }
+            _ => (),
         }
         self.coverage.hit(match notice {
             Notice::NodeReady(_) => Point::NodeReady,
             Notice::NodeSilent(_) => Point::NodeSilent,
             Notice::NodeAway(_) => Point::NodeAway,
+            Notice::Departs(..) => return,
             Notice::NodeAbsent { kept: 0, .. } => Point::NodeAbsent,
             Notice::NodeAbsent { .. } => Point::NodeAbsentWithProtected,
             Notice::NodeLost(..) | Notice::NodeLeft(..) => Point::NodeLost,

@@ -5,7 +5,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use tiffin_core::master::{Effect, Notice};
+use tiffin_core::master::{Departure, Effect, Notice};
 use tiffin_node::SlotState;
 use tiffin_types::{
     ClientId, ConnId, Generation, RequestId, SegmentId, SlotRef, Tick,
@@ -456,13 +456,13 @@ impl Oracle {
                     self.joined.insert(segment);
                 }
             }
-            Effect::Notice(Notice::NodeAbsent { .. }) => {
+            Effect::Notice(Notice::Departs(_, Departure::Absent)) => {
                 if let Some(segment) = segment {
                     self.successors.retain(|it, _| it.0 != segment);
                     self.gives_up(segment);
                 }
             }
-            Effect::Notice(Notice::NodeLost(..) | Notice::NodeLeft(..)) => {
+            Effect::Notice(Notice::Departs(_, Departure::Lost | Departure::Left)) => {
                 if let Some(segment) = segment {
                     self.roster.remove(&segment);
                     self.joined.remove(&segment);

@@ -7,7 +7,7 @@
 
 use tiffin_core::{
     election::{Election, ElectionConfig, Wrote, after_write},
-    master::{Effect, Event as MasterEvent, Master, MasterConfig, Notice, Saved},
+    master::{Departure, Effect, Event as MasterEvent, Master, MasterConfig, Notice, Saved},
 };
 use tiffin_proto::Incoming;
 use tiffin_types::{
@@ -496,7 +496,10 @@ impl World {
                 Effect::Disconnect(conn) => self.disconnect(conn),
                 Effect::Notice(notice) => {
                     self.log.note(|| format!("{notice:?}"));
-                    if matches!(notice, Notice::Evicted(..) | Notice::NodeLost(..) | Notice::NodeLeft(..)) {
+                    if matches!(
+                        notice,
+                        Notice::Evicted(..) | Notice::Departs(_, Departure::Lost | Departure::Left)
+                    ) {
                         self.answers.may_lose = true;
                     }
                 }

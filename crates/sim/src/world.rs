@@ -182,6 +182,8 @@ pub(crate) struct World {
     pub(crate) parked: BTreeMap<(ConnId, RequestId), (Request, Sender)>,
     /// The master has work scheduled.
     pub(crate) working: bool,
+    /// Departures of members that began at this event of the master.
+    pub(crate) departing: usize,
     /// The newest accepted connection of each client.
     pub(crate) newest_conns: BTreeMap<ClientId, ConnId>,
     /// The connection through which each node registered last.
@@ -260,6 +262,7 @@ impl World {
             superseded: None,
             parked: BTreeMap::new(),
             working: false,
+            departing: 0,
             newest_conns: BTreeMap::new(),
             registered: BTreeMap::new(),
             standbys: Vec::new(),

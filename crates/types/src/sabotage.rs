@@ -334,6 +334,14 @@ tiffin_sabotage::variants! {
         AnyKeyBytes: "the keys of a batch are bounded in bytes";
         /// A restarted master ends TTLs before all members have reported.
         ExpireUnreported: "nothing expires before all members have reported";
+        /// The master gives the index of a lost member to another one while objects still refer to it.
+        ReuseIndex: "an index is used again once nothing refers to it";
+        /// Requests find objects of a lost or absent member that are about to be removed.
+        FindDeparted: "no request finds what a lost member had";
+        /// The master readmits an absent member before it has given up its objects.
+        AdmitDeparting: "a member returns once its objects are given up";
+        /// The master lets a member join before it has looked at all its copies.
+        JoinEarly: "a member joins once all copies that it lacks are withdrawn";
     }
     /// Mutants that the tests of `master::stream` must notice, with pipelines of producers and consumers.
     OF_STREAMS {

@@ -256,7 +256,7 @@ impl Retires {
         let mut gone = Vec::new();
         for (item, key) in delete.keys.iter().enumerate() {
             let index = o.cx.catalog.find(caller.namespace, key);
-            let pending_retires = o.cx.pending_retires.of(caller.namespace, key);
+            let pending_retires = o.cx.pending_of(caller.namespace, key);
             outcomes.push(match index {
                 None => DeleteOutcome::Absent,
                 Some(index) if o.cx.lease_refuses(index, delete.force) => DeleteOutcome::Leased,

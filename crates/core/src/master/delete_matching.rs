@@ -16,6 +16,7 @@ use super::{
     Caller, Master, Objects, OpId,
     catalog::{NamespaceIndex, NodeIndex},
     delete::{Answer, Retires},
+    departures::depart,
     members::Standing,
     pending_retires::PendingRetire,
     refuse,
@@ -269,7 +270,8 @@ impl Retires {
             let is_saved = || o.cx.members.get(node).is_some_and(|it| it.is_saved(slot_ref));
             let forgets = sabotaged!(o.cx.config.sabotage, DropWithoutOwing)
                 || sabotaged!(o.cx.config.sabotage, KeepHeldCopies);
-            let wanted = dropping.matcher.matches(key) && (!known() || !is_saved() && !forgets);
+            let is_lost = o.cx.members.is_leaving(node);
+            let wanted = !is_lost && dropping.matcher.matches(key) && (!known() || !is_saved() && !forgets);
             replicas.extend(wanted.then_some((node, slot_ref)));
         }
         (replicas, Phase::Done)
@@ -314,6 +316,7 @@ impl Master {
     #[must_use]
     pub fn has_work(&self) -> bool {
         self.retires.has_work(&self.objects)
+            || !self.objects.departures.is_empty()
             || self.has_more_to_wake()
             || self.objects.cx.deadlines.has_due(self.objects.cx.now)
             || self.objects.has_overdue()
@@ -323,6 +326,9 @@ impl Master {
     /// Does one piece of work, if there is any. Jobs take turns. The shell drains the effects, serves other
     /// requests, and calls again while [`Self::has_work`] says so.
     pub fn work(&mut self, now: Tick) {
+        self.objects.cx.now = self.objects.cx.now.max(now);
+        depart(&mut self.objects);
+        // Continues what the end of a departure has made possible.
         self.handle_timeout(now);
         self.retires.work(&mut self.objects);
         self.objects.tier.work_on_repairs(&mut self.objects.cx);

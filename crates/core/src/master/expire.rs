@@ -12,9 +12,12 @@
 //!
 //! **Invariant:** nothing expires while a member has yet to report: only that member may know of a pin.
 
+use std::collections::BTreeSet;
+
 use super::{
     Notice, Objects,
     catalog::{NamespaceIndex, ObjectIndex},
+    departures::remove_departed,
 };
 use crate::{
     Key, Tick,
@@ -52,46 +55,54 @@ impl Objects {
         self.cx.catalog.expiries().next().filter(|at| *at > self.cx.now)
     }
 
-    /// Removes the objects that a request names, if their TTL is over.
-    pub(super) fn expire_named(&mut self, namespace: NamespaceIndex, request: &ClientToMaster) {
-        if !self.has_overdue() || sabotaged!(self.cx.config.sabotage, FindOverdue) {
+    /// Removes the objects that a request names, if their TTL is over or their members have departed.
+    pub(super) fn remove_named(&mut self, namespace: NamespaceIndex, request: &ClientToMaster) {
+        if !self.has_overdue() && self.departures.is_empty() {
             return;
         }
         match request {
-            ClientToMaster::Resolve(it) => self.expire_keys(namespace, it.keys.iter().map(Key::as_bytes)),
-            ClientToMaster::Exists(it) => self.expire_keys(namespace, it.keys.iter()),
-            ClientToMaster::Pin(it) => self.expire_keys(namespace, it.keys.iter().map(Key::as_bytes)),
-            ClientToMaster::Prefetch(it) => self.expire_keys(namespace, it.keys.iter().map(Key::as_bytes)),
-            ClientToMaster::Why(it) => self.expire_keys(namespace, it.keys.iter().map(Key::as_bytes)),
-            ClientToMaster::Delete(it) => self.expire_keys(namespace, it.keys.iter().map(Key::as_bytes)),
+            ClientToMaster::Resolve(it) => self.remove_overdue(namespace, it.keys.iter().map(Key::as_bytes)),
+            ClientToMaster::Exists(it) => self.remove_overdue(namespace, it.keys.iter()),
+            ClientToMaster::Pin(it) => self.remove_overdue(namespace, it.keys.iter().map(Key::as_bytes)),
+            ClientToMaster::Prefetch(it) => self.remove_overdue(namespace, it.keys.iter().map(Key::as_bytes)),
+            ClientToMaster::Why(it) => self.remove_overdue(namespace, it.keys.iter().map(Key::as_bytes)),
+            ClientToMaster::Delete(it) => self.remove_overdue(namespace, it.keys.iter().map(Key::as_bytes)),
             ClientToMaster::Reserve(it) => {
-                self.expire_keys(namespace, it.items.iter().map(|it| it.key.as_bytes()));
+                self.remove_overdue(namespace, it.items.iter().map(|it| it.key.as_bytes()));
             }
             ClientToMaster::Publish(it) => {
-                self.expire_keys(namespace, it.items.iter().map(|it| it.item.key.as_bytes()));
+                self.remove_overdue(namespace, it.items.iter().map(|it| it.item.key.as_bytes()));
+            }
+            ClientToMaster::Lease(it) => {
+                self.remove_overdue(namespace, it.items.iter().map(|it| it.key.as_bytes()));
+            }
+            ClientToMaster::Ack(it) => {
+                self.remove_overdue(namespace, it.items.iter().map(|it| it.key.as_bytes()));
             }
             // A listing leaves them out. The others name no object, or only samples, which have no TTL.
             _ => (),
         }
     }
 
-    /// Removes these objects, if their TTL is over.
-    pub(super) fn expire_keys<'a>(
+    /// Removes these objects, if their TTL is over or their members have departed.
+    pub(super) fn remove_overdue<'a>(
         &mut self,
         namespace: NamespaceIndex,
         keys: impl Iterator<Item = &'a [u8]>,
     ) {
-        if !self.has_overdue() {
+        let is_due = self.has_overdue() && !sabotaged!(self.cx.config.sabotage, FindOverdue);
+        if !is_due && self.departures.is_empty() {
             return;
         }
-        let catalog = &self.cx.catalog;
-        let due = keys.filter_map(|key| {
-            let index = catalog.find_bytes(namespace, key)?;
-            catalog.get(index).is_some_and(|it| catalog.expiries().is_due(it, self.cx.now)).then_some(index)
-        });
         // A key may be named twice.
-        let due: std::collections::BTreeSet<_> = due.collect();
-        self.expire_all(due.into_iter().collect());
+        let found: BTreeSet<_> = keys.filter_map(|key| self.cx.catalog.find_bytes(namespace, key)).collect();
+        found.iter().for_each(|index| remove_departed(self, *index));
+        if is_due {
+            let (catalog, now) = (&self.cx.catalog, self.cx.now);
+            let is_over = |it| catalog.get(it).is_some_and(|it| catalog.expiries().is_due(it, now));
+            let due = found.into_iter().filter(|index| is_over(*index)).collect();
+            self.expire_all(due);
+        }
     }
 
     fn expire_all(&mut self, due: Vec<ObjectIndex>) {

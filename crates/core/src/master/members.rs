@@ -84,8 +84,8 @@ pub(super) struct Member {
     pub(super) announces: bool,
     /// While it is joining: the copies that it has announced.
     pub(super) told: BTreeSet<SlotRef>,
-    /// While it is joining: it has announced everything.
-    pub(super) has_told_all: bool,
+    /// While it is joining: the object from which on those are still to be found that it did not announce.
+    pub(super) untold_from: Option<u64>,
     /// It belonged to an earlier epoch, so it may hold objects that this master does not know.
     pub(super) from_earlier_life: bool,
     /// It is in the roster.
@@ -97,6 +97,8 @@ pub(super) struct Member {
 pub(super) struct Members {
     members: Vec<Option<Member>>,
     by_segment: BTreeMap<SegmentId, NodeIndex>,
+    /// The names of members that are gone and whose index is still referred to.
+    leaving: BTreeMap<NodeIndex, String>,
     /// Members that the operator declared lost: if they return, they start empty.
     forgotten: VecDeque<SegmentId>,
     has_disks: bool,
@@ -131,7 +133,7 @@ impl Member {
             discard: false,
             announces: false,
             told: BTreeSet::new(),
-            has_told_all: false,
+            untold_from: None,
             from_earlier_life: false,
             is_recorded: false,
         }
@@ -318,12 +320,16 @@ impl Members {
     }
 
     pub(super) fn name(&self, node: NodeIndex) -> String {
-        self.get(node).map_or_else(|| "a lost node".to_owned(), |it| it.info.name.clone())
+        let name = self.get(node).map(|it| &it.info.name).or_else(|| self.leaving.get(&node));
+        name.map_or_else(|| "a lost node".to_owned(), String::clone)
     }
 
     /// Adds a member. `None` if the maximum number is reached.
     pub(super) fn insert(&mut self, member: Member) -> Option<NodeIndex> {
-        let free = self.members.iter().position(Option::is_none).unwrap_or(self.members.len());
+        let indexes = self.members.iter().enumerate();
+        let mut free = indexes.filter(|(_, it)| it.is_none()).map(|(index, _)| index);
+        let free = free.find(|index| !self.is_leaving(NodeIndex(*index as u16)));
+        let free = free.unwrap_or(self.members.len());
         let index = NodeIndex(u16::try_from(free).ok()?);
         self.by_segment.insert(member.info.segment, index);
         if free == self.members.len() {
@@ -334,11 +340,22 @@ impl Members {
         Some(index)
     }
 
-    /// Removes a member. The catalog must have removed its replicas before.
-    pub(super) fn remove(&mut self, node: NodeIndex) -> Option<Member> {
+    /// Removes a member. Its index stays in use until [`Self::release`].
+    pub(super) fn leave(&mut self, node: NodeIndex) -> Option<Member> {
         let member = self.members.get_mut(node.0 as usize).and_then(Option::take)?;
         self.by_segment.remove(&member.info.segment);
+        self.leaving.insert(node, member.info.name.clone());
         self.note_kinds();
         Some(member)
+    }
+
+    /// Whether a member is gone, and its index still referred to.
+    pub(super) fn is_leaving(&self, node: NodeIndex) -> bool {
+        self.leaving.contains_key(&node)
+    }
+
+    /// Nothing refers to the index of a removed member any more.
+    pub(super) fn release(&mut self, node: NodeIndex) {
+        self.leaving.remove(&node);
     }
 }

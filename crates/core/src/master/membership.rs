@@ -16,18 +16,20 @@
 use std::sync::Arc;
 
 use super::{
-    Context, Effect, Master, Notice, Objects, Wait,
-    catalog::{LabelIndex, NewObject, NodeIndex, Object},
+    Context, Departure, Effect, Master, Notice, Objects, Wait,
+    catalog::{LabelIndex, NewObject, NodeIndex},
+    departures::{SCAN_FACTOR, give_up_member, lose_member},
     members::{Member, Members, Standing},
     pending_retires::Name,
     refuse,
+    unreported::Question,
 };
 use crate::{
     ConnId, HELD_NAMESPACES_MAX, RequestId, SegmentId, Tick, VIEWERS_MAX,
     attributes::{Attributes, SampleAttributes},
     message::{
-        Announce, Announced, Cause, Forgotten, Heartbeat, HeldBy, NodeInfo, Reason, Record, Register,
-        Registered, Released, Reply,
+        Announce, Announced, Cause, Heartbeat, HeldBy, NodeInfo, Reason, Record, Register, Registered,
+        Released, Reply,
     },
     sabotage::sabotaged,
 };
@@ -98,7 +100,7 @@ impl Membership {
             let pool = o.cx.members.get(ended).filter(|it| it.info.outlives).map(|it| it.info.segment);
             // If it is found after all, on another machine of that name, it starts empty.
             pool.into_iter().for_each(|it| o.cx.members.forget(it));
-            self.lose(o, ended, Notice::NodeLost);
+            lose_member(o, ended, Departure::Lost, None);
         }
         o.cx.connections.set_node(conn, Some(node));
         // A member that must discard its objects enters the roster only afterwards: a later master must not
@@ -108,58 +110,6 @@ impl Membership {
             o.cx.enroll(node, conn);
         }
         o.cx.registered_when_saved(node, conn, id);
-    }
-
-    /// A member has been away for too long. Its unprotected objects are removed, and it owes their retires.
-    /// If it has not reported since the master started, the master no longer waits for it.
-    fn give_up(&mut self, o: &mut Objects, node: NodeIndex) {
-        let Some(member) = o.cx.members.get_mut(node) else { return };
-        member.standing = Standing::Absent;
-        let name = member.info.name.clone();
-        let (mut removed, mut kept, mut given_up) = (0, 0, Vec::new());
-        for index in o.cx.catalog.on_node(node) {
-            let protected =
-                o.cx.catalog.get(index).and_then(Object::attributes).is_some_and(Attributes::protect);
-            if protected && !sabotaged!(o.cx.config.sabotage, GiveUpProtected) {
-                kept += 1;
-                continue;
-            }
-            given_up.extend(o.withdraw_copy(index, node));
-            removed += u64::from(o.cx.catalog.get(index).is_none());
-        }
-        if let Some(member) = o.cx.members.get_mut(node) {
-            member.given_up.extend(given_up);
-        }
-        if sabotaged!(o.cx.config.sabotage, ForgetTheAbsent) {
-            o.cx.pending_retires.forget(node);
-        }
-        o.cx.notice(Notice::NodeAbsent { node: name, removed, kept });
-        o.tier.members_changed(&o.cx);
-        match o.cx.members.get(node).is_some_and(Member::is_absent_and_unreported) {
-            true => o.give_up_report(node),
-            false => o.reported(node),
-        }
-    }
-
-    /// Removes a node and the objects that only it held. Returns the number of objects, and the version of
-    /// the saved state without the node.
-    fn lose(&mut self, o: &mut Objects, node: NodeIndex, notice: fn(String, u64) -> Notice) -> (u64, u64) {
-        let name = o.cx.members.name(node);
-        let mut lost = 0;
-        for index in o.cx.catalog.on_node(node) {
-            o.lose_copy(index, node, Cause::NodeLost);
-            lost += u64::from(o.cx.catalog.get(index).is_none());
-        }
-        o.cx.forget_held_retires(node);
-        o.cx.release_retires(node);
-        o.cx.quotas.end_grants_on(node);
-        o.cx.pending_retires.forget(node);
-        o.tier.forget_member(&mut o.cx, node);
-        let member = o.cx.members.remove(node);
-        o.cx.notice(notice(name, lost));
-        o.tier.members_changed(&o.cx);
-        o.reported(node);
-        (lost, o.cx.erase(member))
     }
 }
 
@@ -218,9 +168,10 @@ fn readmit(o: &mut Objects, node: NodeIndex, conn: ConnId, register: Register) -
     member.info = register.info;
     member.report(o.cx.now, register.usage);
     member.standing = Standing::Joining;
+    // A member that registers for the first time has no copies here yet.
+    member.untold_from = member.registered_on.map(|_| 0);
     (member.conn, member.registered_on) = (Some(conn), Some(conn));
     member.told.clear();
-    member.has_told_all = false;
     member.announces = false;
     o.cx.members.note_kinds();
     Some(node)
@@ -244,9 +195,7 @@ pub(super) fn announce(o: &mut Objects, node: NodeIndex, announce: Announce) -> 
             o.cx.pending_retires.insert(&Arc::new(name), node, slot_ref);
         }
     }
-    if announce.last {
-        withdraw_untold(o, node);
-    }
+    let is_done = announce.last && withdraw_untold(o, node);
     let mut more = false;
     if let Some(member) = o.cx.members.get_mut(node) {
         retire
@@ -254,7 +203,9 @@ pub(super) fn announce(o: &mut Objects, node: NodeIndex, announce: Announce) -> 
             .for_each(|slot_ref| _ = member.owed.remove(slot_ref) || member.given_up.remove(slot_ref));
         member.told_owed.extend(&retire);
         retire.extend(member.tell_owed(o.cx.config.owed_page_max));
-        more = announce.last && member.owes_more() && !sabotaged!(o.cx.config.sabotage, TellOnePage);
+        let owes_more = member.owes_more() && !sabotaged!(o.cx.config.sabotage, TellOnePage);
+        let is_done = is_done || sabotaged!(o.cx.config.sabotage, JoinEarly);
+        more = announce.last && (!is_done || owes_more);
         member.announces = true;
     }
     if announce.last && !more {
@@ -343,23 +294,32 @@ fn adopted_attributes(cx: &Context, written: Attributes) -> Attributes {
 
 /// The node has announced everything, so it does not have the other copies. It may have their bytes, if it
 /// never learned that they were committed. Clients with a cached location must not read such a copy, so the
-/// node owes its retire.
-fn withdraw_untold(o: &mut Objects, node: NodeIndex) {
+/// node owes its retire. Looks at a bounded number of copies, and returns whether these were the last. The
+/// node announces again until they were.
+fn withdraw_untold(o: &mut Objects, node: NodeIndex) -> bool {
+    let Some(member) = o.cx.members.get_mut(node) else { return true };
+    let Some(first) = member.untold_from.filter(|_| member.standing == Standing::Joining) else {
+        return true;
+    };
+    let mut told = std::mem::take(&mut member.told);
     let mut untold = Vec::new();
-    let Some(member) = o.cx.members.get_mut(node) else { return };
-    if member.standing != Standing::Joining || std::mem::replace(&mut member.has_told_all, true) {
-        return;
-    }
-    let told = std::mem::take(&mut member.told);
-    for index in o.cx.catalog.on_node(node) {
+    let max = o.cx.config.piece_objects_max.max(1);
+    let (found, next) = o.cx.catalog.page_on(node, first, max, max.saturating_mul(SCAN_FACTOR));
+    for index in found {
         let Some(object) = o.cx.catalog.get(index) else { continue };
-        if !object.replicas().any(|(on, slot_ref)| on == node && told.contains(&slot_ref)) {
+        // Forgotten one by one: to forget all at the end would take time by their number.
+        if !object.replicas().any(|(on, slot_ref)| on == node && told.remove(&slot_ref)) {
             untold.extend(o.withdraw_copy(index, node));
         }
     }
     if let Some(member) = o.cx.members.get_mut(node) {
         member.owed.extend(untold);
+        member.untold_from = Some(next).filter(|next| *next > 0);
+        if next > 0 {
+            member.told = told;
+        }
     }
+    next == 0
 }
 
 /// The node has announced everything, and has received all retires that it owes.
@@ -467,6 +427,10 @@ impl Master {
         if self.membership.supersedes(&mut self.objects, &register) {
             return;
         }
+        let is_departing = self.objects.departures.has(register.info.segment);
+        if is_departing && !sabotaged!(self.objects.cx.config.sabotage, AdmitDeparting) {
+            return self.park_question(conn, id, Question::Register(Box::new(register)), None);
+        }
         let members = &self.objects.cx.members;
         let known = members.find(register.info.segment);
         if let Some((node, old)) = known.and_then(|node| Some((node, members.get(node)?.conn?))) {
@@ -540,7 +504,7 @@ impl Master {
         self.objects.cx.connections.set_node(conn, None);
         self.forget_answers(conn);
         self.disconnect(node, conn);
-        let (_, version) = self.membership.lose(&mut self.objects, node, Notice::NodeLeft);
+        let version = lose_member(&mut self.objects, node, Departure::Left, None);
         self.objects.cx.when_saved(version, Effect::Reply(conn, id, Reply::Done));
         self.objects.cx.when_saved(version, Effect::Disconnect(conn));
     }
@@ -555,7 +519,7 @@ impl Master {
         let Some(node) = node else { return };
         self.fence(conn);
         self.disconnect(node, conn);
-        self.membership.lose(&mut self.objects, node, Notice::NodeLost);
+        lose_member(&mut self.objects, node, Departure::Lost, None);
     }
 
     /// The operator declares the member of that name or segment lost. A connected member is refused, and so
@@ -567,9 +531,7 @@ impl Master {
             Err(message) => return self.objects.cx.reply(conn, id, refuse(Reason::Invalid, &message)),
         };
         members.forget(segment);
-        let (objects, version) = self.membership.lose(&mut self.objects, node, Notice::NodeLost);
-        let reply = Effect::Reply(conn, id, Reply::Forgotten(Forgotten { members: 1, objects }));
-        self.objects.cx.when_saved(version, reply);
+        lose_member(&mut self.objects, node, Departure::Lost, Some((conn, id)));
     }
 
     pub(super) fn notice_silence(&mut self) {
@@ -588,7 +550,7 @@ impl Master {
                 Standing::Away(since)
                     if since.after(away_ms_max(&self.objects.cx, node)) <= self.objects.cx.now =>
                 {
-                    self.membership.give_up(&mut self.objects, node);
+                    give_up_member(&mut self.objects, node);
                 }
                 _ => (),
             }

@@ -18,6 +18,7 @@ mod context;
 mod deadlines;
 mod delete;
 mod delete_matching;
+mod departures;
 mod drain;
 mod expire;
 mod leases;
@@ -56,7 +57,7 @@ use drain::Drains;
 pub use drain::{DRAIN_JOBS_ENDED_MAX, DRAIN_JOBS_MAX, DrainRefusal, DrainStat, DrainStatus};
 pub use limits::{LimitStat, LimitsConfig};
 use membership::Membership;
-pub use notice::{Eviction, EvictionCause, Notice};
+pub use notice::{Departure, Eviction, EvictionCause, Notice};
 use objects::Objects;
 use reserve::Reservations;
 use tier::{Fetched, Leaving, PromotionId};
@@ -111,8 +112,8 @@ pub struct MasterConfig {
     /// Maximum number of retires in one reply to a returning member, not counting those of announced
     /// objects.
     pub owed_page_max: usize,
-    /// Maximum number of objects that one piece of a drop removes, and that expire at one event, see
-    /// [`Master::work`].
+    /// Maximum number of objects that one piece of a drop or of a departure removes, and that expire at one
+    /// event, see [`Master::work`].
     pub piece_objects_max: usize,
     /// The limits of clients and namespaces.
     pub limits: LimitsConfig,
@@ -142,8 +143,8 @@ pub struct QuotaStat {
     pub objects: u64,
 }
 
-/// Number of retires that fit into one message.
-pub const OWED_PAGE_MAX: usize = 1 << 16;
+/// Default maximum number of retires in one reply to a returning member.
+pub const OWED_PAGE_MAX: usize = 1 << 10;
 
 /// An input of the master.
 #[derive(Clone, Debug)]
@@ -442,7 +443,7 @@ impl Master {
     #[must_use]
     pub fn resolve(&mut self, now: Tick, namespace: &str, resolve: &Resolve) -> Reply {
         self.read(now, namespace, |objects, namespace| {
-            objects.expire_keys(namespace, resolve.keys.iter().map(Key::as_bytes));
+            objects.remove_overdue(namespace, resolve.keys.iter().map(Key::as_bytes));
             let page = Caller {
                 client: ClientId::default(),
                 namespace,
@@ -487,6 +488,7 @@ impl Master {
     /// Checks internal consistency, and describes the first problem. For tests and simulations.
     pub fn check(&self) -> Result<(), String> {
         self.check_waiting()?;
+        departures::check(&self.objects)?;
         self.objects.streams.check(&self.objects.cx)?;
         self.objects.tier.check(&self.objects.cx)
     }
@@ -623,7 +625,7 @@ impl Master {
         let request = why::shortened(request, self.objects.cx.config.sabotage);
         let Some(request) = self.park(conn, id, namespace, request) else { return };
         let o = &mut self.objects;
-        o.expire_named(namespace, &request);
+        o.remove_named(namespace, &request);
         let reply = match request {
             ClientToMaster::Reserve(reserve) => {
                 return self.reservations.reserve(o, conn, id, caller, reserve);
@@ -693,6 +695,7 @@ impl Master {
             (MemberToMaster::Heartbeat(beat), Some(node)) => membership::heartbeat(o, node, beat),
             (MemberToMaster::Decide(decide), Some(node)) => {
                 let Some(decide) = self.park_decide(conn, id, node, decide) else { return };
+                departures::remove_decided(&mut self.objects, &decide);
                 return self.retires.decide(&mut self.objects, conn, id, node, decide);
             }
             (MemberToMaster::Released(released), Some(node)) => membership::released(o, node, &released),

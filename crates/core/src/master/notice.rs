@@ -2,6 +2,17 @@
 
 use crate::{ClusterId, ConnId, Key, RequestId, message::Evicted};
 
+/// Why the objects of a member are removed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Departure {
+    /// Its process has ended, or the operator declared it lost.
+    Lost,
+    /// It said goodbye.
+    Left,
+    /// It has been away for too long. Its protected objects stay.
+    Absent,
+}
+
 /// An event for the operator's log and metrics.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Notice {
@@ -11,6 +22,9 @@ pub enum Notice {
     NodeSilent(String),
     /// A node's connection is closed.
     NodeAway(String),
+    /// From now on a member is lost, has left, or is absent. Its objects are being removed; the notice of the
+    /// end has their number.
+    Departs(String, Departure),
     /// A member has been away for too long.
     NodeAbsent {
         /// Its name.

@@ -46,8 +46,8 @@ pub(super) struct PendingRetires {
 }
 
 /// The least and the greatest slot reference.
-const SLOT_REF_MIN: SlotRef = SlotRef { slot: SlotId(0), stamp: Stamp(0) };
-const SLOT_REF_MAX: SlotRef = SlotRef { slot: SlotId(u32::MAX), stamp: Stamp(u64::MAX) };
+pub(super) const SLOT_REF_MIN: SlotRef = SlotRef { slot: SlotId(0), stamp: Stamp(0) };
+pub(super) const SLOT_REF_MAX: SlotRef = SlotRef { slot: SlotId(u32::MAX), stamp: Stamp(u64::MAX) };
 
 impl PendingRetires {
     pub(super) fn len(&self) -> usize {
@@ -96,11 +96,20 @@ impl PendingRetires {
         self.asked.retain(|copy, _| open.contains(copy));
     }
 
-    /// The node is lost, so no confirmation for its copies will arrive.
-    pub(super) fn forget(&mut self, node: NodeIndex) {
+    /// The node is lost, so no confirmation for its copies will arrive. Forgets at most `count` of them, and
+    /// returns whether these were all.
+    pub(super) fn forget(&mut self, node: NodeIndex, count: usize) -> bool {
         let all = self.names.range((node, SLOT_REF_MIN)..=(node, SLOT_REF_MAX));
-        let slot_refs: Vec<_> = all.map(|((_, slot_ref), _)| *slot_ref).collect();
-        slot_refs.into_iter().for_each(|slot_ref| self.lay(node, slot_ref));
+        let mut slot_refs = all.map(|((_, slot_ref), _)| *slot_ref);
+        let page: Vec<_> = slot_refs.by_ref().take(count).collect();
+        let is_all = slot_refs.next().is_none();
+        page.into_iter().for_each(|slot_ref| self.lay(node, slot_ref));
+        is_all
+    }
+
+    /// The nodes with such copies.
+    pub(super) fn nodes(&self) -> impl Iterator<Item = NodeIndex> {
+        self.names.keys().map(|it| it.0)
     }
 
     /// Whether the object of one of these copies was removed.

@@ -6,6 +6,7 @@ use super::{
     Objects, OpId, Retires, Wait,
     catalog::{NamespaceIndex, NodeIndex, Object, ObjectIndex},
     delete::Answer,
+    departures::remove_departed,
     limits::has_pins_left,
     refuse,
 };
@@ -66,7 +67,9 @@ impl Retires {
         namespace: NamespaceIndex,
         drop: &DropPins,
     ) {
-        let pinned = o.cx.catalog.pinned_by(namespace, &drop.owner);
+        let mut pinned = o.cx.catalog.pinned_by(namespace, &drop.owner);
+        pinned.iter().for_each(|index| remove_departed(o, *index));
+        pinned.retain(|index| o.cx.catalog.get(*index).is_some());
         let count = pinned.len() as u64;
         for &index in &pinned {
             o.pin_one(index, &drop.owner, false);

@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use super::{
     Caller, Objects,
     catalog::{NamespaceIndex, NodeIndex, Object, ObjectIndex, TOGETHER},
+    departures::is_departed,
     refuse,
 };
 use crate::{
@@ -208,7 +209,7 @@ impl Objects {
         let cursor = self.cx.catalog.page(list.cursor, LIST_SCAN_MAX, |_, object| {
             let pins = |owner: &String| object.attributes().is_some_and(|it| it.pins.contains(owner));
             let is_over = has_overdue && self.cx.catalog.expiries().is_due(object, self.cx.now);
-            let wanted = list.pinned_by.as_ref().is_none_or(pins) && !is_over;
+            let wanted = list.pinned_by.as_ref().is_none_or(pins) && !is_over && !is_departed(self, object);
             if object.namespace() != namespace || !wanted {
                 return true;
             }

@@ -13,6 +13,9 @@
 //! any of an earlier epoch. A copy from an earlier epoch decides nothing, because the missing member may
 //! have a newer one.
 //!
+//! The registration of a member whose objects are being removed (see [`super::departures`]) is deferred in
+//! the same way.
+//!
 //! **Invariant:** a report never brings back an object that is older than one that left the catalog since
 //! the master started. The name's *floor* is the least generation that is still accepted. That also holds for
 //! members that were given up, up to [`FLOORS_MAX`](super::objects::floors::FLOORS_MAX) names.
@@ -32,7 +35,7 @@ use crate::{
     ConnId, Generation, Key, Location, RequestId, SlotRef, Tick,
     message::{
         Await, ClientToMaster, CommitItem, Decide, MemberToMaster, NodeInfo, OnExists, Pulled, PutOptions,
-        Reason, Reply, Request, Usage,
+        Reason, Register, Reply, Request, Usage,
     },
     sabotage::sabotaged,
 };
@@ -58,10 +61,12 @@ pub(super) struct Parked {
 
 /// The requests that may depend on reports.
 #[derive(Debug)]
-enum Question {
+pub(super) enum Question {
     Client(ClientToMaster),
     /// From this node.
     Decide(NodeIndex, Decide),
+    /// Waits until the departure of the member has ended.
+    Register(Box<Register>),
 }
 
 impl Objects {
@@ -331,7 +336,13 @@ impl Master {
         None
     }
 
-    fn park_question(&mut self, conn: ConnId, id: RequestId, question: Question, deadline: Option<Tick>) {
+    pub(super) fn park_question(
+        &mut self,
+        conn: ConnId,
+        id: RequestId,
+        question: Question,
+        deadline: Option<Tick>,
+    ) {
         let now = self.objects.cx.now;
         if self.parked.len() >= PARKED_MAX || deadline.is_some_and(|at| at <= now) {
             return self.refuse_parked(conn, id, question);
@@ -346,7 +357,7 @@ impl Master {
         self.parked.insert(op, Parked { conn, id, question, since: now, deadline });
     }
 
-    /// Whether a request of that connection would wait for reports. For simulations.
+    /// Whether a request of that connection would wait for reports, or for a departure. For simulations.
     #[must_use]
     pub fn waits_for_reports(&self, conn: ConnId, request: &Request) -> bool {
         match (self.objects.cx.connections.get(conn), request) {
@@ -356,6 +367,9 @@ impl Master {
             }
             (Some(Party::Node(Some(home))), Request::MemberToMaster(MemberToMaster::Decide(decide))) => {
                 self.objects.depends_on_reports(*home, decide) && !self.answers_unreported()
+            }
+            (Some(Party::Node(_)), Request::MemberToMaster(MemberToMaster::Register(it))) => {
+                self.objects.departures.has(it.info.segment)
             }
             // Refused, or answered at once.
             (None | Some(Party::Client(_) | Party::Node(_)), _) => false,
@@ -375,6 +389,7 @@ impl Master {
         let resumed = self.parked.extract_if(.., |_, it| match &it.question {
             Question::Client(_) => has_all,
             Question::Decide(home, decide) => !o.depends_on_reports(*home, decide),
+            Question::Register(it) => !o.departures.has(it.info.segment),
         });
         let mut resumed: Vec<_> = resumed.collect();
         if !sabotaged!(self.objects.cx.config.sabotage, AnswerUndecided) {
@@ -400,6 +415,7 @@ impl Master {
                     decide.wait_ms = decide.wait_ms.saturating_sub(waited_ms);
                     self.request(conn, id, MemberToMaster::Decide(decide).into());
                 }
+                Question::Register(it) => self.request(conn, id, MemberToMaster::Register(it).into()),
             }
         }
         if has_all {
@@ -412,7 +428,7 @@ impl Master {
         let o = &self.objects;
         let open = self.parked.values().filter_map(|it| match &it.question {
             Question::Decide(home, decide) => Some(o.copies_asked_about(*home, decide)),
-            Question::Client(_) => None,
+            Question::Client(_) | Question::Register(_) => None,
         });
         let open: BTreeSet<_> = open.flatten().collect();
         self.objects.cx.pending_retires.forget_answered(&open);
@@ -467,6 +483,8 @@ impl Master {
         } else if let Question::Client(ClientToMaster::Publish(it)) = question {
             // The client commits at the home node instead.
             Reply::Published(it.items.iter().map(|_| None).collect())
+        } else if let Question::Register(_) = question {
+            refuse(Reason::Unavailable, "the objects of the member are being removed: register again")
         } else {
             refuse(Reason::Unavailable, &self.objects.unreported_message())
         };

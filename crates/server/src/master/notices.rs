@@ -64,7 +64,7 @@ impl Shared {
             Notice::Removed { namespace, key, on_disk } => {
                 self.events.iter().for_each(|it| it.push(false, namespace, key, *on_disk));
             }
-            Notice::Resumed(..) => {}
+            Notice::Resumed(..) | Notice::Departs(..) => {}
             Notice::NodeReady(_)
             | Notice::NodeSilent(_)
             | Notice::NodeAway(_)
@@ -174,7 +174,8 @@ impl Shared {
             | Notice::PutGivenUp { .. }
             | Notice::Stored { .. }
             | Notice::Removed { .. }
-            | Notice::Resumed(..) => {}
+            | Notice::Resumed(..)
+            | Notice::Departs(..) => {}
         }
     }
 }

@@ -561,19 +561,6 @@ impl Catalog {
         held.map(|it| it.lease_until).filter(|&until| until > now).min()
     }
 
-    /// Every object with a copy on that node.
-    pub(in crate::master) fn on_node(&self, node: NodeIndex) -> Vec<ObjectIndex> {
-        let mut found = Vec::new();
-        for ends in self.lists.of_node(node).flatten() {
-            let mut next = ends.oldest;
-            while let Some(object) = self.objects.get(next) {
-                found.push(ObjectIndex(next));
-                next = object.on(node).map_or(NIL, |it| it.newer);
-            }
-        }
-        found
-    }
-
     /// Reads the neighbours of these objects in their lists, so that they are cached afterwards.
     pub(super) fn warm_neighbours(&self, indexes: impl Iterator<Item = ObjectIndex>) -> u64 {
         let mut sum = 0;

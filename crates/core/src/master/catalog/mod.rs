@@ -563,6 +563,27 @@ impl Catalog {
         if end == bound { 0 } else { end as u64 }
     }
 
+    /// The objects with a copy on a node, from index `first` on: at most `count`, among at most `scan`
+    /// indexes. Also returns the index to continue from, or 0 at the end.
+    pub(super) fn page_on(
+        &self,
+        node: NodeIndex,
+        first: u64,
+        count: usize,
+        scan: usize,
+    ) -> (Vec<ObjectIndex>, u64) {
+        let mut found = Vec::new();
+        let next = self.page(first, scan, |index, object| {
+            let is_there = object.is_on(node);
+            if is_there && found.len() == count {
+                return false;
+            }
+            found.extend(is_there.then_some(index));
+            true
+        });
+        (found, next)
+    }
+
     fn relist(&mut self, index: ObjectIndex) {
         self.lists.delist(&mut self.objects, index);
         self.lists.enlist(&mut self.objects, index);

@@ -31,7 +31,7 @@ use super::{
     pending_retires::{Name, PendingRetires},
 };
 use crate::{
-    ConnId, Location, RequestId, SlotRef, Tick,
+    ConnId, Key, Location, RequestId, SlotRef, Tick,
     message::{
         Demotion, Evicted, Evictions, Found, MasterToMember, NodeInfo, Record, Reply, Retire, Settle, Usage,
     },
@@ -280,6 +280,17 @@ impl Context {
         let is_held =
             |copy: &(NodeIndex, SlotRef)| self.held_retires.values().any(|it| it.copies.contains(copy));
         self.pending_retires.of(name.namespace, &name.key).into_iter().filter(is_held).collect()
+    }
+
+    /// The removed copies of that name whose nodes have not confirmed the retire. Lost nodes confirm nothing.
+    pub(in crate::master) fn pending_of(
+        &self,
+        namespace: NamespaceIndex,
+        key: &Key,
+    ) -> Vec<(NodeIndex, SlotRef)> {
+        let mut pending = self.pending_retires.of(namespace, key);
+        pending.retain(|(node, _)| !self.members.is_leaving(*node));
+        pending
     }
 
     /// A node is lost, and its copies with it. Another member may get its index.

@@ -16,6 +16,7 @@ use crate::{
     master::{
         OpId,
         catalog::{LabelIndex, NamespaceIndex, NodeIndex},
+        pending_retires::{SLOT_REF_MAX, SLOT_REF_MIN},
         stream::StreamIndex,
     },
     message::Policy,
@@ -304,10 +305,20 @@ impl Quotas {
         charged.map(|it| (it.namespace, it.who, it.space))
     }
 
-    /// A node was lost, with all reservations on it.
-    pub(in crate::master) fn end_grants_on(&mut self, node: NodeIndex) {
-        let slot_refs: Vec<_> = self.grants.keys().filter(|it| it.0 == node).map(|it| it.1).collect();
-        slot_refs.into_iter().for_each(|slot_ref| self.end_grant(node, slot_ref));
+    /// A node was lost, with all reservations on it. Ends at most `count` of them, and returns whether these
+    /// were all.
+    pub(in crate::master) fn end_grants_on(&mut self, node: NodeIndex, count: usize) -> bool {
+        let all = self.grants.range((node, SLOT_REF_MIN)..=(node, SLOT_REF_MAX));
+        let mut slot_refs = all.map(|((_, slot_ref), _)| *slot_ref);
+        let page: Vec<_> = slot_refs.by_ref().take(count).collect();
+        let is_all = slot_refs.next().is_none();
+        page.into_iter().for_each(|slot_ref| self.end_grant(node, slot_ref));
+        is_all
+    }
+
+    /// The nodes with reservations.
+    pub(in crate::master) fn granting(&self) -> impl Iterator<Item = NodeIndex> {
+        self.grants.keys().map(|it| it.0)
     }
 
     pub(in crate::master) fn granted(&self, namespace: NamespaceIndex) -> u64 {

@@ -5,6 +5,7 @@
 //! Operations such as reservations and deletes are built on top of this, and are independent of those
 //! modules.
 
+pub(in crate::master) mod departing;
 pub(in crate::master) mod floors;
 pub(in crate::master) mod history;
 mod quota;
@@ -12,6 +13,7 @@ pub(in crate::master) mod unwritten;
 
 use std::sync::Arc;
 
+use departing::Departures;
 use floors::Floors;
 use history::History;
 use unwritten::Unwritten;
@@ -44,6 +46,7 @@ pub(in crate::master) struct Objects {
     pub(in crate::master) streams: Streams,
     pub(in crate::master) unwritten: Unwritten,
     pub(in crate::master) history: History,
+    pub(in crate::master) departures: Departures,
     /// Members that have not reported yet what they hold.
     pub(in crate::master) unreported: BTreeSet<NodeIndex>,
     /// Members that were given up before they had reported. They may still bring older objects.
@@ -68,6 +71,7 @@ impl Objects {
             streams: Streams::default(),
             unwritten: Unwritten::default(),
             history: History::new(config.sabotage),
+            departures: Departures::default(),
             unreported: BTreeSet::new(),
             unheard: BTreeSet::new(),
             has_new_report: false,
@@ -99,8 +103,7 @@ impl Objects {
     /// it, and whose nodes have not confirmed that, must be gone.
     pub(super) fn take_out_all(&mut self, index: ObjectIndex, cause: Cause, by: &str) -> Replicas {
         let object = self.cx.catalog.get(index);
-        let mut pending =
-            object.map(|it| self.cx.pending_retires.of(it.namespace(), it.key())).unwrap_or_default();
+        let mut pending = object.map(|it| self.cx.pending_of(it.namespace(), it.key())).unwrap_or_default();
         let mut replicas = self.take_out(index, cause, by);
         pending.retain(|it| !replicas.contains(it));
         if !sabotaged!(self.cx.config.sabotage, FreeWithoutSurplus) {
@@ -110,7 +113,7 @@ impl Objects {
     }
 
     /// Removes an object from the catalog, and records why. The returned replicas are gone, or their state
-    /// is unknown.
+    /// is unknown. Those on lost nodes need no retire.
     pub(in crate::master) fn forget(
         &mut self,
         index: ObjectIndex,
@@ -134,7 +137,8 @@ impl Objects {
         let (in_memory, on_disk) = object.tiers();
         // The event of the new object replaces that of the old one.
         self.cx.notice_removed(&name, in_memory && cause != Cause::Replaced, on_disk);
-        Some((name, generation, object.replicas().collect()))
+        let members = &self.cx.members;
+        Some((name, generation, object.replicas().filter(|it| !members.is_leaving(it.0)).collect()))
     }
 
     /// Removes the copy on one node from the catalog, and the object with its last copy. A copy that is

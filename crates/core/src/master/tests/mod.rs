@@ -4,6 +4,7 @@ mod absent;
 mod cluster;
 mod conditional;
 mod confirmed;
+mod departures;
 mod drain;
 mod drops;
 mod expire;
