@@ -180,23 +180,28 @@ def method(name: str, arguments: Sequence[Argument], doc: str, body: Callable[..
         return body(self, *converted)
 
     this = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
-    shown = [inspect.Parameter(it.name, it.kind, default=it.default) for it in _with_rest(arguments)]
+    shown = [inspect.Parameter(it.name, it.kind, default=_default(arguments, it)) for it in arguments]
     call.__name__, call.__doc__ = name, doc
     call.__qualname__, call.__module__ = f"MooncakeDistributedStore.{name}", "mooncake.store"
-    # Mooncake has a method with a required argument after an optional one, which Python itself does not
-    # permit.
-    signature = inspect.Signature([this, *shown], __validate_parameters__=False)
-    call.__signature__ = signature  # type: ignore[attr-defined]
+    call.__signature__ = inspect.Signature([this, *shown])  # type: ignore[attr-defined]
     return call
 
 
-def _with_rest(arguments: Sequence[Argument]) -> list[Argument]:
-    """The arguments in the form of `inspect`, without defaults for the rest."""
-    rest_kind = inspect.Parameter.VAR_POSITIONAL
-    return [
-        Argument(it.name, it.type, it.convert, kind=it.kind) if it.kind is rest_kind else it
-        for it in arguments
-    ]
+class _Missing:
+    """The default that a signature shows for a required argument behind an optional one."""
+
+    def __repr__(self) -> str:
+        return "<required>"
+
+
+def _default(arguments: Sequence[Argument], argument: Argument) -> Any:
+    """The default that a signature shows. Mooncake has a method with a required argument behind an optional
+    one, which Python does not permit."""
+    if argument.kind is not inspect.Parameter.POSITIONAL_OR_KEYWORD:
+        return _REQUIRED if argument.kind is inspect.Parameter.VAR_POSITIONAL else argument.default
+    before = arguments[: arguments.index(argument)]
+    is_behind = any(it.default is not _REQUIRED for it in before)
+    return _Missing() if argument.default is _REQUIRED and is_behind else argument.default
 
 
 def _shown(argument: Argument) -> str:

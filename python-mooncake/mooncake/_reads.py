@@ -145,12 +145,25 @@ class Head(NamedTuple):
     generation: str
 
 
+#: How often the headers of objects that are replaced meanwhile are read.
+HEAD_TRIES_MAX = 16
+
+
 def _heads(store: Any, names: list[bytes]) -> list[Head | None]:
     found: list[Head | None] = []
-    for head in _native.read_heads(store, names, formats.HEADER_BYTES):
+    for head in _stable_heads(store, names):
         header = None if head is None else formats.parse_header(head[1], head[0])
         found.append(None if header is None else Head(header, head[2]))
     return found
+
+
+def _stable_heads(store: Any, names: list[bytes]) -> list[Any]:
+    """The first bytes of objects, of which none was replaced between the two requests for it."""
+    for _ in range(HEAD_TRIES_MAX):
+        heads = _native.read_heads(store, names, formats.HEADER_BYTES)
+        if heads is not None:
+            return heads
+    raise _native.ReadFailed("object was replaced repeatedly while it was read")
 
 
 def _read_manifest(store: Any, name: bytes) -> formats.Manifest | None:

@@ -417,7 +417,7 @@ store.put('n', b'v')                                                  -> -200
 """
 
 KILL = """
-master = Master('--client_ttl=2')
+master = Master('--client_ttl=8')
 a = Other(master.address, 64 * MIB)
 connect(master.address, segment=0)                                    -> 0
 memory = Memory(8192)
@@ -436,7 +436,7 @@ store.put('k0', b'again'), store.get('k0')                            -> (0, b'a
 """
 
 FAILOVER = """
-master = Master('--client_ttl=2')
+master = Master('--client_ttl=8')
 a, c = Other(master.address, 64 * MIB), Other(master.address, 64 * MIB)
 connect(master.address, segment=0)                                    -> 0
 keys = [f'f{i}' for i in range(20)]

@@ -65,7 +65,7 @@ batch_get_tensor_with_parallelism(keys, targets=None)
 get_tensor_with_parallelism_into(key, buffer_ptr, size, target=None)
 batch_get_tensor_with_parallelism_into(keys, buffer_ptrs, sizes, targets=None)
 save_tensor_to_safetensor(key, file_name=None)
-load_tensor_from_safetensor(key=None, file_name)
+load_tensor_from_safetensor(key=None, file_name=<required>)
 """
 SIGNATURES = dict(line.rstrip(")").split("(", 1) for line in METHODS.split("\n") if line)
 
@@ -84,6 +84,8 @@ def test_signatures_are_those_of_the_original(name):
     parameters = list(inspect.signature(method).parameters.values())
     assert parameters[0].name == "self"
     assert ", ".join(shown(it) for it in parameters[1:]) == SIGNATURES[name]
+    bound = inspect.signature(getattr(MooncakeDistributedStore(), name))
+    assert list(bound.parameters.values()) == parameters[1:]
     assert (method.__name__, method.__module__) == (name, "mooncake.store")
 
 

@@ -65,8 +65,9 @@ def call_all(store):
         method = getattr(store, name)
         if name.startswith("__") or name in SKIPPED or not callable(method):
             continue
+        given = arguments(method)
         try:
-            answers[name] = method(*arguments(method))
+            answers[name] = method(*given)
         except Exception as error:
             answers[name] = error
     return answers

@@ -53,6 +53,8 @@ os.environ.update(MC_RPC_TIMEOUT_MS='300', TIFFIN_SHARED_MEMORY='off')
 connect(master.address, segment=0)
 after = list(read(b'k'))
 a.resume()
+# It has time: a call that is to succeed must not end early.
+store = holder
 """)
     assert two.eval("before, after, list(read(b'absent'))") == (
         (b"v" * 400, (400, b"vvvv")),
@@ -324,3 +326,15 @@ def test_both_spellings_of_the_soft_pin_protect(pin, worker):
     assert worker.eval("store.put_from('off', memory.address, MIB, config(with_soft_pin=False))") == 0
     worker.run("[store.put_from(f'g{i}', memory.address, MIB) for i in range(20)]")
     assert worker.eval("store.batch_is_exist(['pinned', 'off'])") == [1, 0]
+
+
+def test_mounting_ends_by_the_time_limit_of_calls(worker):
+    worker.run("master = Master()")
+    worker.run("os.environ['MC_RPC_TIMEOUT_MS'] = '300'")
+    assert worker.eval("connect(master.address)") == 0
+    worker.run("master.process.send_signal(signal.SIGSTOP)")
+    assert worker.eval("in_time(15, lambda: store.allocate_and_mount_segment(1)['ret'])") == -1
+    worker.run("master.process.send_signal(signal.SIGCONT)")
+    # The segment was not mounted, and the store works.
+    assert worker.eval("until(lambda: store.put('k', b'v') == 0 and store.get('k') == b'v')") is True
+    assert worker.eval("until(lambda: master.segments() == [store.get_hostname()])") is True

@@ -241,3 +241,21 @@ def test_next_name_is_tried_only_if_an_object_is_absent(monkeypatch, mode):
     assert _reads.read_target(None, b"k", target, None) == "the object of the last name"
     monkeypatch.setattr(native, "read_one", fails)
     assert _reads.read_target(None, b"k", target, None) is None
+
+
+@pytest.mark.parametrize("changes", [_reads.HEAD_TRIES_MAX - 1, _reads.HEAD_TRIES_MAX])
+def test_headers_of_changing_objects_are_read_again(monkeypatch, changes):
+    """At the limit the last try counts; one change more is a failed read."""
+    native, tries = _reads._native, []
+
+    def read_heads(_, names, __):
+        tries.append(names)
+        return None if len(tries) <= changes else [None] * len(names)
+
+    monkeypatch.setattr(native, "read_heads", read_heads)
+    if changes < _reads.HEAD_TRIES_MAX:
+        assert _reads._heads(None, [b"k"]) == [None]
+    else:
+        with pytest.raises(native.ReadFailed, match="replaced repeatedly"):
+            _reads._heads(None, [b"k"])
+    assert tries == [[b"k"]] * _reads.HEAD_TRIES_MAX

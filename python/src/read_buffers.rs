@@ -50,7 +50,7 @@ impl ReadBuffers {
             }
             Some(Block::Small(bytes)) => {
                 assert_eq!(bytes.len() as u64, len, "an object and its buffer differ in size");
-                Ok(PyBytes::new(py, &bytes).into_any().unbind())
+                Ok(copied(py, &bytes)?.into_any().unbind())
             }
             Some(Block::Failed(error)) => Err(error),
             None => Err(PyMemoryError::new_err(format!("{len} bytes exceed the maximum"))),
@@ -74,6 +74,16 @@ impl ReadBuffers {
             None => Block::Failed(PyMemoryError::new_err("the interpreter is shutting down")),
         }
     }
+}
+
+/// A `bytes` object with these bytes. Raises `MemoryError` if there is no memory for it, where `PyBytes::new`
+/// panics.
+pub(crate) fn copied<'py>(py: Python<'py>, bytes: &[u8]) -> PyResult<Bound<'py, PyBytes>> {
+    let len = ffi::Py_ssize_t::try_from(bytes.len())?;
+    // SAFETY: the source has that many bytes, which the call copies.
+    let made = unsafe { ffi::PyBytes_FromStringAndSize(bytes.as_ptr().cast(), len) };
+    // SAFETY: a new reference to an object of that type, or null if the allocation failed.
+    Ok(unsafe { Bound::from_owned_ptr_or_err(py, made) }?.cast_into()?)
 }
 
 impl<'a> Landing<'a> for &'a ReadBuffers {

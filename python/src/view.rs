@@ -20,6 +20,7 @@ use crate::cuda::{self, MappedArray};
 use crate::dlpack::{self, DEVICE_CPU, Export, Rights};
 use crate::errors;
 use crate::process::Ours;
+use crate::read_buffers::copied;
 
 /// The state that a view and its exported buffers share.
 pub(crate) type Sight = Arc<Ours<tiffin_client::View>>;
@@ -130,7 +131,7 @@ impl View {
     fn __bytes__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
         let sight = self.sight(py)?;
         let bytes = sight.bytes().map_err(|error| errors::raise(py, &error))?;
-        Ok(PyBytes::new(py, bytes))
+        copied(py, bytes)
     }
 
     fn __repr__(&self) -> String {

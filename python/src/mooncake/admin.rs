@@ -10,7 +10,7 @@ use pyo3::types::PyDict;
 use tiffin_client::{Client, Deadline, DeleteOptions, Error, Why};
 use tiffin_server::Address;
 
-use super::arguments::{Items, KeyArg, Number};
+use super::arguments::{Items, KeyArg, Number, Text, texts};
 use super::class::MooncakeDistributedStore;
 use super::codes;
 use super::config::{PutForm, ReplicateConfig};
@@ -135,12 +135,12 @@ impl MooncakeDistributedStore {
     /// Remove objects that this client wrote, or only their copies on one segment. Returns the keys of
     /// removed objects or copies, each once. Keys that are missing, leased, or written by another client
     /// are skipped.
-    #[pyo3(signature = (keys, segment_name=String::new()))]
+    #[pyo3(signature = (keys, segment_name=Text(String::new())))]
     fn batch_replica_clear<'py>(
         &self,
         py: Python<'py>,
         keys: Items<Bound<'py, PyAny>>,
-        segment_name: String,
+        segment_name: Text,
     ) -> PyResult<Vec<Bound<'py, PyAny>>> {
         let names = keys.0.iter().map(|key| key.extract()).collect::<PyResult<Vec<KeyArg>>>()?;
         let Some(open) = self.open() else { return Ok(Vec::new()) };
@@ -149,7 +149,7 @@ impl MooncakeDistributedStore {
             let mut cleared = Vec::with_capacity(names.len());
             for name in &names {
                 let is_cleared = match name.key() {
-                    Some(key) => clear_one(client, &key, &segment_name, deadline).await,
+                    Some(key) => clear_one(client, &key, &segment_name.0, deadline).await,
                     None => Ok(false),
                 };
                 cleared.push(is_cleared.unwrap_or(false));
@@ -170,9 +170,9 @@ impl MooncakeDistributedStore {
         &self,
         py: Python<'_>,
         key: KeyArg,
-        targets: Items<String>,
+        targets: Items<Text>,
     ) -> PyResult<((u64, u64), i64)> {
-        self.create_task(py, &key, Change::Copy(targets.0))
+        self.create_task(py, &key, Change::Copy(texts(targets)))
     }
 
     /// Start a task that moves the copy of an object from one segment to another. Returns its id, and 0 or
@@ -181,10 +181,10 @@ impl MooncakeDistributedStore {
         &self,
         py: Python<'_>,
         key: KeyArg,
-        source: String,
-        target: String,
+        source: Text,
+        target: Text,
     ) -> PyResult<((u64, u64), i64)> {
-        self.create_task(py, &key, Change::Move(source, target))
+        self.create_task(py, &key, Change::Move(source.0, target.0))
     }
 
     /// Returns the state of a task that this store has created, and 0; or `None` and -1400.
@@ -198,17 +198,20 @@ impl MooncakeDistributedStore {
 
     /// Provide more memory of this process to the cluster. Returns a dict with `ret`, `segment_ids` and
     /// `allocated_size`, which is a multiple of 16 MiB.
-    #[pyo3(signature = (size, protocol="tcp".to_owned(), location=String::new()))]
+    #[pyo3(signature = (size, protocol=Text("tcp".to_owned()), location=Text(String::new())))]
     fn allocate_and_mount_segment<'py>(
         &self,
         py: Python<'py>,
         size: Number,
-        protocol: String,
-        location: String,
+        protocol: Text,
+        location: Text,
     ) -> PyResult<Bound<'py, PyDict>> {
         let _without_effect = (protocol, location);
         let made = match self.open() {
-            Some(open) => block_on(py, async || open.segments.allocate(size.0, open.handle.again()).await)?,
+            Some(open) => {
+                let (segments, again) = (&open.segments, open.handle.again());
+                block_on(py, async || segments.allocate(size.0, again, open.call_time).await)?
+            }
             None => Err("the store is not set up".to_owned()),
         };
         if let Err(why) = &made {
@@ -225,13 +228,13 @@ impl MooncakeDistributedStore {
     fn unmount_and_free_segment(
         &self,
         py: Python<'_>,
-        segment_ids: Items<String>,
+        segment_ids: Items<Text>,
         grace_period_seconds: Number,
     ) -> PyResult<i64> {
         let Some(open) = self.open() else { return Ok(codes::INTERNAL_ERROR) };
         let grace = Duration::from_secs(grace_period_seconds.0).min(GRACE_MAX);
         let mut code = codes::OK;
-        for text in &segment_ids.0 {
+        for text in &texts(segment_ids) {
             let outcome = match segments::id_of(text) {
                 Some(id) => block_on(py, async || open.segments.unmount(id, grace).await)?,
                 None => Unmounted::Unknown,
@@ -248,17 +251,19 @@ impl MooncakeDistributedStore {
 
     /// Not supported: a file as memory of the cluster. Returns a dict with `ret` -1012 and no `segment_ids`;
     /// `ret` is -1 if the file does not have those bytes.
-    #[pyo3(signature = (path, size, offset=Number(0), protocol="tcp".to_owned(), location=String::new()))]
+    #[pyo3(
+        signature = (path, size, offset=Number(0), protocol=Text("tcp".to_owned()), location=Text(String::new()))
+    )]
     fn mount_segment<'py>(
         &self,
         py: Python<'py>,
-        path: String,
+        path: Text,
         size: Number,
         offset: Number,
-        protocol: String,
-        location: String,
+        protocol: Text,
+        location: Text,
     ) -> PyResult<Bound<'py, PyDict>> {
-        let _without_effect = (protocol, location);
+        let (path, _without_effect) = (path.0, (protocol, location));
         let answer = segment_answer(py, false, None)?;
         let code = match self.open() {
             None => codes::INTERNAL_ERROR,
@@ -281,7 +286,7 @@ impl MooncakeDistributedStore {
     /// Unmount segments that `mount_segment` made, of which there are none. Returns 0 for an empty list,
     /// else -1.
     #[pyo3(signature = (segment_ids, grace_period_seconds=Number(0)))]
-    fn unmount_segment(&self, segment_ids: Items<String>, grace_period_seconds: Number) -> i64 {
+    fn unmount_segment(&self, segment_ids: Items<Text>, grace_period_seconds: Number) -> i64 {
         let _without_effect = grace_period_seconds;
         let is_done = self.open().is_some() && segment_ids.0.is_empty();
         if is_done { codes::OK } else { codes::INTERNAL_ERROR }
@@ -342,9 +347,9 @@ impl MooncakeDistributedStore {
     /// The oldest form of `setup`: a protocol, a device and the bytes of the segment, with a master on this
     /// host at port 50051 and a local buffer of 1 GiB.
     #[pyo3(signature = (protocol, device, size, /))]
-    fn init_all(slf: &Bound<'_, Self>, protocol: String, device: String, size: Number) -> PyResult<i64> {
+    fn init_all(slf: &Bound<'_, Self>, protocol: Text, device: Text, size: Number) -> PyResult<i64> {
         let (host, metadata, master) = ("localhost:12345", "P2PHANDSHAKE", "127.0.0.1:50051");
-        let arguments = (host, metadata, size, Number(1 << 30), protocol, device, master);
+        let arguments = (host, metadata, size, Number(1 << 30), protocol.0, device.0, master);
         slf.call_method1("setup", arguments)?.extract()
     }
 }

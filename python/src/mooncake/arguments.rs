@@ -109,6 +109,30 @@ fn with_name<R>(object: &Bound<'_, PyAny>, look: impl FnOnce(&[u8]) -> R) -> PyR
     Err(PyTypeError::new_err(format!("a key must be str or bytes, not {}", type_name(object))))
 }
 
+/// Text: a `str`, or the UTF-8 of one.
+#[derive(Clone, Debug)]
+pub(crate) struct Text(pub(crate) String);
+
+impl<'a, 'py> FromPyObject<'a, 'py> for Text {
+    type Error = PyErr;
+
+    fn extract(object: Borrowed<'a, 'py, PyAny>) -> PyResult<Self> {
+        let invalid = || PyTypeError::new_err("expected valid Unicode text");
+        if let Ok(text) = object.cast::<PyString>() {
+            return Ok(Self(text.to_cow().map_err(|_| invalid())?.into_owned()));
+        }
+        if let Ok(bytes) = object.cast::<PyBytes>() {
+            return Ok(Self(String::from_utf8(bytes.as_bytes().to_vec()).map_err(|_| invalid())?));
+        }
+        Err(PyTypeError::new_err(format!("expected str, not {}", type_name(&object))))
+    }
+}
+
+/// The texts of a list.
+pub(crate) fn texts(items: Items<Text>) -> Vec<String> {
+    items.0.into_iter().map(|it| it.0).collect()
+}
+
 /// An address, a size or a count: an integer from 0 to 2^64 - 1. A bool counts as one, a float does not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Number(pub(crate) u64);

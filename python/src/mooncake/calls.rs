@@ -154,7 +154,7 @@ pub(super) fn get_blocks(py: Python<'_>, open: &Open, keys: &[KeyArg]) -> PyResu
         Err(Error::TooSmall { len, .. }) if *len <= open.buffer_bytes => Some(*len),
         _ => None,
     });
-    if let Some(len) = too_large.max() {
+    if let Some(len) = too_large.max().filter(|_| open.tells_lack_of_space()) {
         let (wanted, bytes) = (Count(len, "byte"), Count(open.buffer_bytes, "byte"));
         tell(&format!(
             "the local buffer of {bytes} has no {wanted} of contiguous space beside live BufferHandles; \

@@ -7,7 +7,7 @@ use pyo3::prelude::*;
 use tiffin_types::REPLICAS_MAX;
 use tiffin_types::message::{OnExists, PutOptions, SOFT_PIN_DEFAULT};
 
-use super::arguments::{Flag, Items, Number};
+use super::arguments::{Flag, Items, Number, Text, texts};
 use super::codes;
 use super::enums::{ObjectDataType, SoftPinAction};
 use super::log::tell;
@@ -240,8 +240,8 @@ impl ReplicateConfig {
         &self.preferred_segment
     }
     #[setter]
-    fn set_preferred_segment(&mut self, value: String) {
-        self.preferred_segment = value;
+    fn set_preferred_segment(&mut self, value: Text) {
+        self.preferred_segment = value.0;
     }
 
     /// The segments to try first, in order.
@@ -250,8 +250,8 @@ impl ReplicateConfig {
         self.preferred_segments.clone()
     }
     #[setter]
-    fn set_preferred_segments(&mut self, value: Items<String>) {
-        self.preferred_segments = value.0;
+    fn set_preferred_segments(&mut self, value: Items<Text>) {
+        self.preferred_segments = texts(value);
     }
 
     /// Has no effect: NVMe-oF is not supported.
@@ -260,8 +260,8 @@ impl ReplicateConfig {
         self.preferred_nof_segments.clone()
     }
     #[setter]
-    fn set_preferred_nof_segments(&mut self, value: Items<String>) {
-        self.preferred_nof_segments = value.0;
+    fn set_preferred_nof_segments(&mut self, value: Items<Text>) {
+        self.preferred_nof_segments = texts(value);
     }
 
     /// Whether the objects of one call are placed on one node; only for `batch_put_from_multi_buffers`.
@@ -290,8 +290,8 @@ impl ReplicateConfig {
         self.group_ids.clone()
     }
     #[setter]
-    fn set_group_ids(&mut self, value: Option<Items<String>>) {
-        self.group_ids = value.map(|it| it.0);
+    fn set_group_ids(&mut self, value: Option<Items<Text>>) {
+        self.group_ids = value.map(texts);
     }
 
     fn __str__(&self) -> String {

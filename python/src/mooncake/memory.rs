@@ -66,9 +66,11 @@ pub(crate) enum Lent<'py> {
 impl<'py> Lent<'py> {
     /// Borrows every byte of a value, with items of any size and layout.
     pub(crate) fn new(value: &Bound<'py, PyAny>) -> PyResult<Self> {
-        let buffer = PyUntypedBuffer::get(value)?;
-        if buffer.is_c_contiguous() {
-            return Ok(Self::Whole(buffer));
+        match PyUntypedBuffer::get(value) {
+            Ok(buffer) if buffer.is_c_contiguous() => return Ok(Self::Whole(buffer)),
+            // PyO3 takes no buffer without dimensions, such as that of a numpy scalar.
+            Err(error) if !error.is_instance_of::<PyBufferError>(value.py()) => return Err(error),
+            _ => {}
         }
         let copied = PyMemoryView::from(value)?.call_method0("tobytes")?.cast_into::<PyBytes>();
         Ok(Self::Copied(copied.map_err(PyErr::from)?))
@@ -76,12 +78,12 @@ impl<'py> Lent<'py> {
 
     /// The same, for values that must be one-dimensional bytes.
     pub(crate) fn bytes_like(value: &Bound<'py, PyAny>) -> PyResult<Self> {
-        let buffer = PyUntypedBuffer::get(value)?;
-        if buffer.dimensions() != 1 || buffer.item_size() != 1 {
-            return Err(PyRuntimeError::new_err("parts must be 1-D bytes-like"));
-        }
-        drop(buffer);
-        Self::new(value)
+        let is_bytes = match PyUntypedBuffer::get(value) {
+            Ok(buffer) => buffer.dimensions() == 1 && buffer.item_size() == 1,
+            Err(error) if !error.is_instance_of::<PyBufferError>(value.py()) => return Err(error),
+            Err(_) => false,
+        };
+        if is_bytes { Self::new(value) } else { Err(PyRuntimeError::new_err("parts must be 1-D bytes-like")) }
     }
 
     /// The number of bytes.

@@ -5,6 +5,7 @@
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -66,6 +67,8 @@ pub(crate) struct Open {
     pub(crate) sessions: Sessions,
     /// The local buffer, after its first use.
     arena: Mutex<Option<Arc<Arena>>>,
+    /// How many reads found no space in it.
+    space_lacks: AtomicU64,
     /// The maximum time that a get waits for a promotion, if it is set.
     pub(crate) promotion_wait_ms: Option<u64>,
     /// The node daemon that set up this store, if one did.
@@ -228,6 +231,7 @@ impl Open {
             tasks: Tasks::default(),
             sessions: Sessions::default(),
             arena: Mutex::new(None),
+            space_lacks: AtomicU64::new(0),
             promotion_wait_ms: settings.ssd_get_wait_ms,
             daemon: None,
             pages: Mutex::new(None),
@@ -239,6 +243,13 @@ impl Open {
     /// The same store, set up by the daemon at this address. It has no name.
     pub(crate) fn of_daemon(self, address: &str) -> Self {
         Self { hostname: String::new(), daemon: Some(address.to_owned()), ..self }
+    }
+
+    /// Counts a read that found no space in the local buffer. Returns whether to print that: ever more rarely,
+    /// because a program under this pressure fails in every call.
+    pub(super) fn tells_lack_of_space(&self) -> bool {
+        let count = self.space_lacks.fetch_add(1, Ordering::Relaxed).saturating_add(1);
+        count.is_power_of_two()
     }
 
     /// The local buffer, mapped at its first use. If that fails, prints the reason and returns `None`.

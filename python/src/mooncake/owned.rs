@@ -22,9 +22,6 @@ use super::open::Open;
 /// The time limit for reading a header from a device.
 const PEEK_TIME_MAX: Duration = Duration::from_secs(10);
 
-/// How often the first bytes of objects that change are read again.
-const HEAD_TRIES_MAX: u32 = 16;
-
 pyo3::create_exception!(
     mooncake,
     ReadFailed,
@@ -119,33 +116,20 @@ pub(super) fn read_one(
 type Head<'py> = (u64, Bound<'py, PyBytes>, String);
 
 /// Read the first `len` bytes of objects. Returns for each the object's size, those bytes and its
-/// generation; `None` for objects that do not exist or are shorter. Raises `ReadFailed` if one cannot be
-/// read for another reason.
+/// generation; `None` for objects that do not exist or are shorter. Returns `None` for all if one was
+/// replaced or removed between the two requests. Raises `ReadFailed` if one cannot be read for another
+/// reason.
 #[pyfunction]
 pub(super) fn read_heads<'py>(
     py: Python<'py>,
     store: &Bound<'py, MooncakeDistributedStore>,
     keys: Items<KeyArg>,
     len: usize,
-) -> PyResult<Vec<Option<Head<'py>>>> {
-    let Some(open) = store.get().open() else { return Ok(keys.0.iter().map(|_| None).collect()) };
-    for _ in 0..HEAD_TRIES_MAX {
-        if let Some(heads) = try_read_heads(py, &open, &keys.0, len)? {
-            return Ok(heads);
-        }
-    }
-    Err(ReadFailed::new_err("object was replaced repeatedly while it was read"))
-}
-
-/// The same; `None` if an object was replaced or removed between the two requests.
-fn try_read_heads<'py>(
-    py: Python<'py>,
-    open: &Open,
-    keys: &[KeyArg],
-    len: usize,
 ) -> PyResult<Option<Vec<Option<Head<'py>>>>> {
+    let Some(open) = store.get().open() else { return Ok(Some(keys.0.iter().map(|_| None).collect())) };
+    let keys = keys.0.as_slice();
     let failed = |error: Error| ReadFailed::new_err(error.to_string());
-    let found = calls::resolve(py, open, keys, LEASED)?;
+    let found = calls::resolve(py, &open, keys, LEASED)?;
     let found = found.into_iter().collect::<Result<Vec<_>, _>>().map_err(failed)?;
     let infos: Vec<_> = found.into_iter().map(|it| it.filter(|info| info.len >= len as u64)).collect();
     let mut heads: Vec<_> = infos.iter().flatten().map(|_| vec![0_u8; len]).collect();
@@ -153,7 +137,7 @@ fn try_read_heads<'py>(
     let keys = wanted.filter_map(|(key, _)| key.key());
     let gets: Vec<_> =
         keys.zip(&mut heads).map(|(key, head)| GetInto::new(key, head).range(0..len as u64)).collect();
-    let fetched = fetch(py, open, &gets)?;
+    let fetched = fetch(py, &open, &gets)?;
     drop(gets);
     for (info, fetched) in infos.iter().flatten().zip(fetched) {
         match fetched {

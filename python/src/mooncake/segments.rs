@@ -101,8 +101,14 @@ impl Segments {
         mounted
     }
 
-    /// Mounts memory of at least this many bytes. Returns its id and its size.
-    pub(super) async fn allocate(&self, bytes: u64, again: &ConnectOptions) -> Result<(Id, u64), String> {
+    /// Mounts memory of at least this many bytes, within `time`. Returns its id and its size.
+    pub(super) async fn allocate(
+        &self,
+        bytes: u64,
+        again: &ConnectOptions,
+        time: Duration,
+    ) -> Result<(Id, u64), String> {
+        let deadline = Instant::now() + time.min(JOIN_TIME);
         let memory =
             Some(bytes).filter(|it| *it > 0).and_then(|it| it.checked_next_multiple_of(SEGMENT_ALIGN));
         let memory = memory.ok_or_else(|| match bytes {
@@ -122,7 +128,7 @@ impl Segments {
         };
         let node = NodeServer::start(config).await.map_err(|error| error.to_string())?;
         tokio::spawn(drain::serve(node.drain_duty(), again.clone()));
-        let joined = node.joined(Instant::now() + JOIN_TIME).await;
+        let joined = node.joined(deadline).await;
         joined.map_err(|error| error.to_string())?;
         let drawn = host::draw().map_err(|error| format!("cannot get a random number: {error}"))?;
         let id = (node.segment().0, drawn);

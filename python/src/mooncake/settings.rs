@@ -388,7 +388,7 @@ impl Environment {
     /// Reads the current variables through Python, so that changes of `os.environ` count.
     fn read(py: Python<'_>) -> Result<Self, Problem> {
         let text = |name: &str| environ(py, name);
-        let path = |name: &str| Ok::<_, PyErr>(text(name)?.filter(|it| !it.is_empty()).map(PathBuf::from));
+        let path = |name: &str| Ok::<_, Problem>(text(name)?.filter(|it| !it.is_empty()).map(PathBuf::from));
         let token = text("TIFFIN_TOKEN")?.filter(|it| !it.is_empty());
         let token_file = path("TIFFIN_TOKEN_FILE")?.filter(|_| token.is_none());
         let token = CommonArgs { token, token_file, ..CommonArgs::default() }.token();
@@ -400,14 +400,14 @@ impl Environment {
                 "TIFFIN_ACCESS_FILE is set without a token\n\nhint: {hint}"
             )));
         }
-        let port = |name: &str, default: u16| -> PyResult<u16> {
+        let port = |name: &str, default: u16| -> Result<u16, Problem> {
             Ok(text(name)?.and_then(|it| it.trim().parse().ok()).filter(|it| *it > 0).unwrap_or(default))
         };
         let first = port("MC_STORE_CLIENT_MIN_PORT", PORTS_DEFAULT.0)?;
         let last = port("MC_STORE_CLIENT_MAX_PORT", PORTS_DEFAULT.1)?;
         let tries = text("MC_STORE_CLIENT_SETUP_RETRIES")?.and_then(|it| it.trim().parse().ok());
         // One switch for both sides, or one for each.
-        let shares = |name: &str| -> PyResult<bool> {
+        let shares = |name: &str| -> Result<bool, Problem> {
             let is_off = |value: Option<String>| value.is_some_and(|it| is_false(&it));
             Ok(!is_off(text("TIFFIN_SHARED_MEMORY")?) && !is_off(text(name)?))
         };
@@ -443,8 +443,8 @@ impl Environment {
 }
 
 impl DiskEnvironment {
-    fn read(py: Python<'_>) -> PyResult<Self> {
-        let text = |name: &str| Ok::<_, PyErr>(environ(py, name)?.filter(|it| !it.trim().is_empty()));
+    fn read(py: Python<'_>) -> Result<Self, Problem> {
+        let text = |name: &str| Ok::<_, Problem>(environ(py, name)?.filter(|it| !it.trim().is_empty()));
         let mut sizes = Vec::new();
         for name in ["MOONCAKE_OFFLOAD_TOTAL_SIZE_LIMIT_BYTES", "MOONCAKE_OFFLOAD_BUCKET_MAX_TOTAL_SIZE"] {
             sizes.extend(text(name)?.map(|given| (name, given)));
@@ -457,8 +457,11 @@ impl DiskEnvironment {
     }
 }
 
-fn environ(py: Python<'_>, name: &str) -> PyResult<Option<String>> {
-    py.import("os")?.getattr("environ")?.call_method1("get", (name,))?.extract()
+fn environ(py: Python<'_>, name: &str) -> Result<Option<String>, Problem> {
+    let value = py.import("os")?.getattr("environ")?.call_method1("get", (name,))?;
+    // Python shows bytes that are not UTF-8 as text that cannot be encoded.
+    let not_text = |_| Problem::Refuse(format!("{name}: the value is not valid UTF-8"));
+    value.extract().map_err(not_text)
 }
 
 /// The maximum time that a put waits, from the setting of that name.

@@ -14,7 +14,7 @@ use pyo3::types::{PyBytes, PyDict, PyTuple};
 use tiffin_client::probe::Access;
 use tiffin_client::{DeleteOptions, Error, GetInto, Pattern, Put, SourceBuf, TargetBuf};
 
-use super::arguments::{Flag, Items, KeyArg, NameArgs, Number};
+use super::arguments::{Flag, Items, KeyArg, NameArgs, Number, Text};
 use super::calls;
 use super::checks::{self, Devices};
 use super::class::MooncakeDistributedStore;
@@ -29,6 +29,7 @@ use super::open::Open;
 use super::ranges;
 use super::registry::NotRegistered;
 use super::settings::{Problem, Settings};
+use crate::read_buffers::copied;
 use crate::runtime::block_on;
 
 /// The start and length of each part of an object in the caller's memory.
@@ -200,11 +201,11 @@ impl MooncakeDistributedStore {
         py: Python<'_>,
         mem_pool_size: Number,
         local_buffer_size: Number,
-        server_address: String,
+        server_address: Text,
     ) -> PyResult<i64> {
         let _no_limit = mem_pool_size;
         self.end(py)?;
-        let Some(open) = dummy::set_up(py, local_buffer_size.0, &server_address)? else {
+        let Some(open) = dummy::set_up(py, local_buffer_size.0, &server_address.0)? else {
             return Ok(codes::INTERNAL_ERROR);
         };
         exit::remember(&open);
@@ -378,7 +379,7 @@ impl MooncakeDistributedStore {
             Some(open) => calls::get(py, &open, &[key])?.pop().flatten(),
             None => None,
         };
-        Ok(PyBytes::new(py, &found.unwrap_or_default()))
+        copied(py, &found.unwrap_or_default())
     }
 
     /// Returns the bytes of many objects, with b"" for those that cannot be read.
@@ -387,7 +388,7 @@ impl MooncakeDistributedStore {
             Some(open) if !keys.0.is_empty() => calls::get(py, &open, &keys.0)?,
             _ => vec![None],
         };
-        Ok(found.into_iter().map(|it| PyBytes::new(py, &it.unwrap_or_default())).collect())
+        found.into_iter().map(|it| copied(py, &it.unwrap_or_default())).collect()
     }
 
     /// Read an object into `size` bytes at an address. Returns how many bytes it has, or a negative code.
@@ -429,12 +430,13 @@ impl MooncakeDistributedStore {
             return Ok(vec![codes::INVALID_PARAMS; keys.0.len()]);
         };
         let read = self.get_ranges(py, &keys.0, &ranges, "batch_get_into_multi_buffers")?;
-        let sizes = ranges.iter().map(|ranges| ranges.iter().map(|(_, size)| *size as i64).sum::<i64>());
-        let exact = |(read, sizes): (i64, i64)| match read {
-            0.. if read != sizes => codes::TRANSFER_FAIL,
+        // Sizes that are refused may have any sum.
+        let total = |ranges: &Ranges| ranges.iter().fold(0, |sum: u64, (_, size)| sum.saturating_add(*size));
+        let exact = |(read, sizes): (i64, u64)| match u64::try_from(read) {
+            Ok(bytes) if bytes != sizes => codes::TRANSFER_FAIL,
             _ => read,
         };
-        Ok(read.into_iter().zip(sizes).map(exact).collect())
+        Ok(read.into_iter().zip(ranges.iter().map(total)).map(exact).collect())
     }
 
     /// Read ranges of objects: into each registered buffer, for each of its keys, some fragments, each from
@@ -576,11 +578,11 @@ impl MooncakeDistributedStore {
         signature = (regex_pattern, force=Flag(false)),
         text_signature = "($self, regex_pattern, force=False)"
     )]
-    fn remove_by_regex(&self, py: Python<'_>, regex_pattern: String, force: Flag) -> PyResult<i64> {
+    fn remove_by_regex(&self, py: Python<'_>, regex_pattern: Text, force: Flag) -> PyResult<i64> {
         match self.open() {
             Some(open) => {
                 let options = DeleteOptions { force: force.0 };
-                calls::remove_matching(py, &open, Pattern::Regex(regex_pattern), options)
+                calls::remove_matching(py, &open, Pattern::Regex(regex_pattern.0), options)
             }
             None => Ok(codes::INVALID_PARAMS),
         }
