@@ -123,9 +123,17 @@ class Browser:
         size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600}
         self.call("Emulation.setDeviceMetricsOverride", **size)
         self.call("Emulation.setFocusEmulationEnabled", enabled=True)
+        # The picture is larger than the window, and has no scroll bar.
+        self.call("Emulation.setScrollbarsHidden", hidden=True)
         wide = self.run("document.documentElement.scrollWidth")
         if wide > width:
             sys.exit(f"{path.name}: the page is {wide} pixels wide, more than {width}")
+        cut = self.run(
+            "[...document.querySelectorAll('.scroll')].filter(it => it.scrollWidth > it.clientWidth)"
+            ".map(it => it.innerText).join()"
+        )
+        if cut:
+            sys.exit(f"{path.name}: these tables are cut off: {cut}")
         found = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=True)
         path.write_bytes(base64.b64decode(found["data"]))
 

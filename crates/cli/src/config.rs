@@ -47,6 +47,11 @@ pub(crate) fn run(config: &Config, context: &Context, console: &mut Console) -> 
     let listen = master.listen.first().map(ToString::to_string).unwrap_or_default();
     let http = master.http.as_ref().map(ToString::to_string);
     let state = settings.master.state_dir.as_ref().map(|it| it.display().to_string());
+    let unnamed = match master.state_dir {
+        Some(_) => "in the folder of its user",
+        None if master.ha.is_some() => "in etcd",
+        None => "not kept, because the port is 0",
+    };
     let at = node.listen.as_ref().map(ToString::to_string);
     let (home, seconds) = (client.master.to_string(), client.timeout.as_secs_f64());
     let has_token = !master.token.is_empty() || master.access_file.is_some();
@@ -72,7 +77,7 @@ pub(crate) fn run(config: &Config, context: &Context, console: &mut Console) -> 
          {seconds} s",
         if has_token { "set" } else { "none: servers listen on loopback only" },
         or_none(http),
-        state.unwrap_or_else(|| "in the folder of its user".to_owned()),
+        state.unwrap_or_else(|| unnamed.to_owned()),
         show::size(node.memory),
         node.ssd.len(),
         or_none(at),

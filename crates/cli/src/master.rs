@@ -37,7 +37,7 @@ pub(crate) async fn run(
     if console.json {
         console.value(&json!({ "master": address, "http": http, "epoch": server.epoch() }))?;
     } else {
-        let pages = http.map_or_else(String::new, |http| format!(", pages at {scheme}://{http}/metrics"));
+        let pages = http.map_or_else(String::new, |http| format!(", pages at {scheme}://{http}/"));
         console.text(format!("master is up at {address}{pages}"))?;
     }
     Ok(serve::until_stopped(

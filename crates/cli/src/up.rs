@@ -65,7 +65,7 @@ pub(crate) async fn run(
 }
 
 fn welcome(program: &str, address: &str, http: Option<&str>, memory: u64, has_token: bool) -> String {
-    let pages = http.map_or_else(String::new, |http| format!("  pages   {http}/metrics\n"));
+    let pages = http.map_or_else(String::new, |http| format!("  pages   {http}/\n"));
     let master = if address == LISTEN_DEFAULT { String::new() } else { format!(" --master {address}") };
     let (shell_token, python_token) = if has_token {
         ("  export TIFFIN_TOKEN=…  # the token of this store\n", ", token=\"…\"")
@@ -109,7 +109,7 @@ mod tests {
             tiffin is up, with 1.0 GiB of memory
 
               master  127.0.0.1:7400
-              pages   http://127.0.0.1:7401/metrics
+              pages   http://127.0.0.1:7401/
 
             In another shell:
 

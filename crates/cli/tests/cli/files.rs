@@ -132,6 +132,9 @@ fn settings_file_is_checked() {
     let told = check(text, Some("secret"), &["--json"]).json();
     assert_eq!((&told["node"]["memory"], &told["token"]), (&(8_u64 << 30).into(), &true.into()));
 
+    let told = check("[master]\nlisten = \"127.0.0.1:0\"\n", None, &[]).text();
+    assert!(told.contains("state not kept, because the port is 0"), "{told}");
+
     // A server that others can reach needs a token, and a wrong key or value is found in every table.
     for (text, word) in [
         (text, "token"),

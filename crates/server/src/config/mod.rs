@@ -40,7 +40,7 @@ pub use tier::{Demotion, Engine, SsdConfig, SsdError, TierArgs, TierConfig};
 pub use tls::TlsArgs;
 pub use values::{OffOr, ValueError, duration, size};
 
-use values::{check_duration, check_exposure, check_is_tcp, default_state_dir};
+use values::{check_duration, check_exposure, check_is_tcp, default_state_dir, takes_any_port};
 
 /// The default address of a master.
 pub const LISTEN_DEFAULT: &str = "127.0.0.1:7400";
@@ -149,7 +149,8 @@ pub struct MasterArgs {
     pub metadata_http: Option<OffOr<Address>>,
 
     /// The folder for state that must survive a restart of the master: its epoch, its members and the
-    /// policies of namespaces. Default: `tiffin/PORT` in `$XDG_STATE_HOME`, or in `~/.local/state`.
+    /// policies of namespaces. Default: `tiffin/PORT` in `$XDG_STATE_HOME`, or in `~/.local/state`; none if
+    /// the port is 0.
     #[arg(long, env = "TIFFIN_MASTER_STATE_DIR", value_name = "FOLDER")]
     pub state_dir: Option<PathBuf>,
 
@@ -556,7 +557,7 @@ impl MasterArgs {
         let ha = args.ha.over(file.ha.clone());
         let state_dir = match args.state_dir {
             Some(folder) => Some(folder),
-            None if ha.is_some() => None,
+            None if ha.is_some() || takes_any_port(&listen) => None,
             None => Some(default_state_dir(args.xdg_state_home, &listen)?),
         };
         let http = args.http.unwrap_or(OffOr::Value(fixed(HTTP_DEFAULT)));

@@ -164,6 +164,21 @@ fn only_a_node_process_has_a_pool_by_default() {
 }
 
 #[test]
+fn master_on_any_port_keeps_no_state() {
+    let state = |line: &str| {
+        let args: MasterArgs = flags(line).unwrap();
+        let args = MasterArgs { xdg_state_home: Some("/state".into()), ..args };
+        args.resolve(&CommonArgs::default(), &SettingsFile::default()).unwrap().state_dir
+    };
+    assert_eq!(state(""), Some("/state/tiffin/7400".into()));
+    assert_eq!(state("--listen 127.0.0.1:1"), Some("/state/tiffin/1".into()));
+    assert_eq!(state("--listen unix:@left"), Some("/state/tiffin/@left".into()));
+    // The system picks the port: two such masters of one user would share a folder.
+    assert_eq!(state("--listen 127.0.0.1:0"), None);
+    assert_eq!(state("--listen 127.0.0.1:0 --state-dir s"), Some("s".into()));
+}
+
+#[test]
 fn up_starts_the_node_on_the_masters_host() {
     let args: UpArgs = flags("--state-dir s --listen 127.0.0.9:7400 --memory 2MiB").unwrap();
     let config = args.resolve(&CommonArgs::default(), &SettingsFile::default()).unwrap();

@@ -136,6 +136,12 @@ pub(super) fn check_is_tcp(name: &'static str, address: &Address, wanted: bool) 
     })
 }
 
+/// Whether the system picks the port, another one at each start. Nodes and clients do not find a restarted
+/// master there, and masters that share a folder exclude one another, so such a master keeps no state.
+pub(super) fn takes_any_port(listen: &Address) -> bool {
+    matches!(listen, Address::Tcp { port: 0, .. })
+}
+
 /// Each port has a folder of its own, so that several masters of one user need no setting.
 pub(super) fn default_state_dir(xdg: Option<PathBuf>, listen: &Address) -> Result<PathBuf, ConfigError> {
     let name = match listen {

@@ -568,9 +568,9 @@ impl Shared {
     fn replace_core(&self, saved: Saved) {
         let epoch = saved.epoch;
         if self.swap_core(saved, true) {
-            tracing::warn!(epoch, "the master goes on with a greater epoch");
+            tracing::warn!(epoch, "the master goes on with a later epoch");
             let text =
-                format!("the master goes on with epoch {epoch}, because a member has served a greater one");
+                format!("the master goes on with epoch {epoch}: later than the one that a member has served");
             self.watched.journal.add(Kind::EpochRaised, "", &text);
         }
     }

@@ -157,12 +157,11 @@ impl Shared {
             Notice::AllReported => tracing::info!("every member has reported"),
             Notice::Superseded(member, epoch) => {
                 let own = self.epoch();
-                tracing::error!(
-                    member,
-                    epoch,
-                    own,
-                    "a member has served a greater epoch, the state folder is stale; taking a greater one"
-                );
+                // A master that keeps no state expects it.
+                if let Some(store) = &self.store {
+                    let text = "was lost or is an old copy: a member has served this epoch or a later one";
+                    tracing::error!(member, epoch, own, "{} {text}; taking a later one", store.name());
+                }
             }
             Notice::Evicted(..)
             | Notice::Expired(_)
