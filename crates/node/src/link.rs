@@ -313,13 +313,24 @@ impl Node {
         // A published object is already committed here. Until the master knows all objects of this node, it
         // would take the item for a new put.
         let is_committed = |it: &DecideItem| self.slots.state(it.item.slot_ref) == Some(SlotState::Committed);
-        waiting.is_asked = self.link.is_member() || (may_speak && !waiting.asked.iter().any(is_committed));
+        let (committed, prepared): (Vec<_>, Vec<_>) = waiting.asked.iter().cloned().partition(is_committed);
+        waiting.is_asked = self.link.is_member() || may_speak && committed.is_empty();
+        if !waiting.is_asked && may_speak && !prepared.is_empty() && !self.asks_together() {
+            // The master gives up the other objects of the batch if they are announced before it is asked.
+            self.present(Waiting::new(None, vec![None; prepared.len()], prepared, waiting.wait_ms), true);
+            waiting.is_repeat = true;
+            self.link.has_repeats = true;
+        }
         let id = self.link.next_id();
         if waiting.is_asked {
             let decide = Decide { items: waiting.asked.clone(), wait_ms: waiting.wait_ms };
             self.effects.push_back(Effect::AskMaster(id, MemberToMaster::Decide(decide)));
         }
         self.link.waiting.insert(id, waiting);
+    }
+
+    fn asks_together(&self) -> bool {
+        sabotaged!(self.config.sabotage, AskTogether)
     }
 
     fn announce(&mut self, first: usize) {

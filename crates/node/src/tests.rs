@@ -791,7 +791,8 @@ fn replaced_connection_is_closed_and_ignored() {
 #[test]
 #[cfg(feature = "sabotage")]
 fn node_that_hears_a_replaced_connection_is_noticed() {
-    assert_eq!(Sabotage::OF_NODES, [Sabotage::NodeHearsOldConnections, Sabotage::ViewEverything]);
+    let all = [Sabotage::NodeHearsOldConnections, Sabotage::ViewEverything, Sabotage::AskTogether];
+    assert_eq!(Sabotage::OF_NODES, all);
     assert_eq!(viewed_by_two(Sabotage::ViewEverything), (32, 32));
     let mut bench = Bench::new();
     bench.node.config.sabotage = Sabotage::NodeHearsOldConnections;

@@ -246,6 +246,60 @@ fn prepared_object_is_stored_only_if_that_was_decided() {
     }
 }
 
+/// What a node sends that was started on memory with two prepared objects, of which the master has published
+/// one; and what it holds when the master has stored the other one as well.
+fn asked_about_two_prepared_objects(sabotage: Sabotage) -> (Vec<&'static str>, usize) {
+    let mut bench = Bench::new();
+    let [published, other] = [0; 2].map(|_| bench.reserve(UNIT).unwrap().location);
+    for location in [published, other] {
+        bench.commit(location, UNIT);
+    }
+    bench.node.config.sabotage = sabotage;
+    bench.restart(&[]);
+    bench.handle(Event::Linked(NodeInfo::default()));
+    let record = Record {
+        slot_ref: published.slot_ref(),
+        namespace: "default".to_owned(),
+        key: Key::new(b"k").unwrap(),
+        generation: GENERATION,
+        len: UNIT,
+        attributes: Attributes::default(),
+    };
+    let (epoch, instance) = bench.image.master;
+    bench.answer(Reply::Registered(Registered {
+        epoch,
+        instance,
+        commit: vec![record],
+        ..Registered::default()
+    }));
+    let asks = bench.asked().into_iter().map(|it| match it {
+        MemberToMaster::Decide(decide) if decide.items[0].item.slot_ref == other.slot_ref() => "decide",
+        MemberToMaster::Announce(_) => "announce",
+        other => panic!("{other:?}"),
+    });
+    let asks = asks.collect();
+    let id = bench.effects.iter().find_map(|it| match it {
+        Effect::AskMaster(id, MemberToMaster::Decide(_)) => Some(*id),
+        _ => None,
+    });
+    let later = Generation { counter: GENERATION.counter + 1, ..GENERATION };
+    if let Some(id) = id {
+        bench.handle(Event::MasterReply(id, Reply::Decided(vec![CommitOutcome::Stored(later)])));
+    }
+    (asks, bench.node.inventory().len())
+}
+
+#[test]
+fn prepared_objects_are_asked_about_before_the_announcement() {
+    assert_eq!(asked_about_two_prepared_objects(Sabotage::None), (vec!["decide", "announce"], 2));
+}
+
+#[cfg(feature = "sabotage")]
+#[test]
+fn mutant_of_questions_before_the_announcement_is_noticed() {
+    assert_eq!(asked_about_two_prepared_objects(Sabotage::AskTogether), (vec!["announce"], 1));
+}
+
 #[test]
 fn published_object_that_was_not_read_is_committed() {
     let mut bench = Bench::new();

@@ -20,7 +20,7 @@ impl Oracle {
         let again = !self.retired.insert((segment, slot_ref));
         let was_pending = self.tier.leaves((segment, slot_ref));
         let Some(generation) = self.generation_of.get(&(segment, slot_ref)).copied() else { return };
-        self.retired_for(generation);
+        self.retired_for(generation, again);
         if again || self.objects.get(&generation).is_some_and(|it| it.gone) {
             return;
         }
@@ -94,10 +94,22 @@ impl Oracle {
             || self.deleting.values().any(dropped)
     }
 
-    /// An object is retired: if it is in favour of another one, that must get its name.
-    fn retired_for(&mut self, generation: Generation) {
+    /// Whether a copy belongs to an object that a later one of its name has replaced, which is not gone.
+    pub(crate) fn is_of_replaced(&self, place: &(SegmentId, SlotRef)) -> bool {
+        let Some(generation) = self.generation_of.get(place) else { return false };
+        let name = self.objects.get(generation).map(|it| it.name);
+        let newest = name.and_then(|it| self.newest.get(&it)).filter(|it| *it > generation);
+        newest.and_then(|it| self.objects.get(it)).is_some_and(|it| !it.is_gone())
+    }
+
+    /// An object is retired: if it is in favour of another one, that must get its name. A retire that is
+    /// repeated may belong to an earlier removal, which is what the other one waits for.
+    fn retired_for(&mut self, generation: Generation, again: bool) {
         let generation_of = &self.generation_of;
         self.successors.retain(|place, _| generation_of.get(place) != Some(&generation));
+        if again {
+            return;
+        }
         let Some(name) = self.objects.get(&generation).map(|it| it.name) else { return };
         let newest = self.newest.get(&name).copied();
         let newest = newest.filter(|it| *it > generation && self.is_of_this_master(*it));

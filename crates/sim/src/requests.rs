@@ -167,7 +167,10 @@ impl Oracle {
             MasterToMember::Allocate(_) => self.allocations += 1,
             MasterToMember::Retire(retire) => {
                 self.on_retires(segment, &retire.slot_refs);
-                (self.cause.evicting, self.cause.evicted) = (evicting, evicting);
+                // What the evicted object has replaced is retired with it, and does not tell which one it is.
+                let is_known = !retire.slot_refs.iter().all(|it| self.is_of_replaced(&(to, *it)));
+                self.cause.evicting = evicting;
+                self.cause.evicted |= evicting && is_known;
                 retire.slot_refs.iter().for_each(|slot_ref| self.retires(now, to, *slot_ref, coverage));
             }
             MasterToMember::Settle(settle) => {

@@ -263,6 +263,8 @@ tiffin_sabotage::variants! {
         NodeHearsOldConnections: "fence of connections, node";
         /// The node lets one client view all of its memory.
         ViewEverything: "the views of a client leave memory to others";
+        /// A node asks about a batch only after it has announced its objects, if one of the batch is stored.
+        AskTogether: "a node asks about prepared objects before it announces";
     }
     /// Mutants that the tests of `disk` must notice: simulated clusters meet them in too few seeds.
     OF_DISKS {
@@ -278,6 +280,8 @@ tiffin_sabotage::variants! {
         TellUnsaved: "an absence that a client has seen is final";
         /// The master answers clients before it repeats the decisions of an earlier epoch.
         AnswerUndecided: "decisions are repeated before clients get answers";
+        /// A home learns that its object is stored only once the master is confirmed to lead.
+        TellWhenConfirmed: "a home learns of its object before clients see it confirmed";
         /// The master takes a member for reported although it dropped a question of that member.
         ForgetUnanswered: "a member has reported once its questions are answered";
         /// The master forgets an object whose last copy may be on a node that could not report it.
@@ -294,6 +298,8 @@ tiffin_sabotage::variants! {
         RepairAtOneNode: "a copy that failed is made on another node";
         /// The master does not make a copy on a node again where one has failed.
         RepairNeverAgain: "a node that failed is tried again if no other has memory";
+        /// The master lets a home store its copy of an object although a lost copy was made there meanwhile.
+        KeepSecondCopy: "a node has one copy of an object";
         /// The master does not send a drain job again to a node that returns without it.
         ForgetDrains: "a node that returns is drained again";
         /// The master evicts on and on, although a restarted node cannot free the memory yet.

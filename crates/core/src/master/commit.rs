@@ -3,13 +3,14 @@
 //! A reservation claims no name: the first commit wins. So a writer that stalls or dies blocks no other,
 //! and no timeout is needed.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, sync::Arc};
 
 use super::{
     Objects, Retires, Wait,
     catalog::{NamespaceIndex, NewObject, NodeIndex, Object, ObjectIndex},
     delete::{Answer, Awaited},
     members::{Member, Standing},
+    pending_retires::Name,
     refuse,
 };
 use crate::{
@@ -148,7 +149,8 @@ impl Objects {
         // The home stores the object before its predecessor is retired, so that one stays if the master dies.
         let retires_first = sabotaged!(self.cx.config.sabotage, RetireFirst);
         let Some((index, object)) = existing else {
-            let learns_less = (before.is_empty() || retires_first) && !self.tells_expiry(&item.options);
+            let is_told = self.tells_expiry(&item.options) || self.tells_at_once();
+            let learns_less = (before.is_empty() || retires_first) && !is_told;
             let home_asks = home_asks && learns_less;
             let generation = self.name(Written { home_asks, ..written }, replicas, others);
             return (CommitOutcome::Stored(generation), before);
@@ -161,7 +163,8 @@ impl Objects {
             // node has not received that retire yet, and must not store the copy again.
             // A copy that the node must retire is not stored again: another copy has the object.
             let stays = self.keep_copy(index, home, item.slot_ref);
-            if home_asks && stays && (!before.is_empty() && !retires_first || expires) {
+            let is_told = expires || self.tells_at_once();
+            if home_asks && stays && (!before.is_empty() && !retires_first || is_told) {
                 self.tell_again(home, index, item.slot_ref, others);
             }
             return (CommitOutcome::Stored(generation), before);
@@ -178,13 +181,31 @@ impl Objects {
         (CommitOutcome::Replaced(generation), old)
     }
 
-    /// Adds a copy to its object, unless it is there already or must be retired. Returns whether it stays.
+    /// Adds a copy to its object, unless it is there already or must be retired. Returns whether it stays. A
+    /// lost copy may have been made again at this home meanwhile: one per node is enough, and the one that
+    /// is complete stays.
     fn keep_copy(&mut self, index: ObjectIndex, home: NodeIndex, slot_ref: SlotRef) -> bool {
-        let stays = !self.cx.was_removed(&[(home, slot_ref)]);
-        if stays && self.cx.catalog.get(index).is_some_and(|it| !it.is_on(home)) {
-            self.cx.catalog.add_replica(index, home, slot_ref);
+        let Some(object) = self.cx.catalog.get(index) else { return false };
+        if self.cx.was_removed(&[(home, slot_ref)]) {
+            return false;
         }
-        stays
+        let is_there = object.replicas().any(|it| it == (home, slot_ref));
+        if is_there || object.is_on(home) && sabotaged!(self.cx.config.sabotage, KeepSecondCopy) {
+            return true;
+        }
+        if object.copies().any(|(on, _)| on == home) {
+            let name = Arc::new(Name { namespace: object.namespace(), key: object.key().clone() });
+            self.cx.pending_retires.insert(&name, home, slot_ref);
+            self.cx.retire(vec![(home, slot_ref)], None);
+            return false;
+        }
+        let generation = object.generation();
+        self.tier.end_copy_at(&mut self.cx, generation, home);
+        if let Some(unfinished) = self.withdraw_copy(index, home) {
+            self.cx.retire(vec![(home, unfinished)], None);
+        }
+        self.cx.catalog.add_replica(index, home, slot_ref);
+        true
     }
 
     /// Removes an object that is replaced, and counts its memory as free where it need not be waited for.
@@ -202,6 +223,13 @@ impl Objects {
     /// only the generation.
     fn tells_expiry(&self, options: &PutOptions) -> bool {
         options.ttl_ms.is_some() && !sabotaged!(self.cx.config.sabotage, ExpiryUntold)
+    }
+
+    /// Whether a home learns of its object before its answer. With several masters, the answer waits until
+    /// leadership is confirmed; if this master ends meanwhile, after a client has seen the object, the next one
+    /// would not know that the object was stored, and when.
+    fn tells_at_once(&self) -> bool {
+        self.cx.config.confirms && !sabotaged!(self.cx.config.sabotage, TellWhenConfirmed)
     }
 
     /// Adds the message to a node about its copy of an object that has its name already.

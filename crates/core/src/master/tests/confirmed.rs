@@ -56,7 +56,7 @@ fn puts_are_acknowledged_after_a_confirmation() {
     // Memory is given at once: it is the node's.
     let ReserveOutcome::Space(space) = cluster.reserve("a", 10, plain()) else { panic!("no room") };
     let id = cluster.send_commit("a", 10, plain(), &space);
-    assert_eq!(cluster.replies.get(&id), None, "the node must not hear the decision yet");
+    assert_eq!(cluster.replies.get(&id), None, "the client must not hear the decision yet");
     cluster.confirm();
     assert!(matches!(cluster.replies.get(&id), Some(Reply::Committed(_))));
     // That a name is taken needs a confirmation, too.
@@ -65,6 +65,23 @@ fn puts_are_acknowledged_after_a_confirmation() {
     assert_eq!(cluster.replies.get(&id), None);
     cluster.confirm();
     assert!(matches!(cluster.replies.get(&id), Some(Reply::Reserved(_))));
+}
+
+/// Whether a home has an object that its master has stored, before and after that one knows that it leads.
+fn stored_at_the_home(sabotage: Sabotage) -> [bool; 2] {
+    let mut cluster = Cluster::fenced(&[UNIT * 8]);
+    cluster.master.objects.cx.config.sabotage = sabotage;
+    let ReserveOutcome::Space(space) = cluster.reserve("a", 10, plain()) else { panic!("no room") };
+    cluster.send_commit("a", 10, plain(), &space);
+    let before = cluster.nodes[0].inventory().len() == 1;
+    cluster.confirm();
+    [before, cluster.nodes[0].inventory().len() == 1]
+}
+
+/// The master may end before the confirmation, after it has shown the object to clients.
+#[test]
+fn home_stores_its_object_before_the_confirmation() {
+    assert_eq!(stored_at_the_home(Sabotage::None), [true, true]);
 }
 
 /// A master decides about two objects at once while its state is being written: one that was removed
@@ -106,6 +123,7 @@ fn decided_with_a_stale_object(sabotage: Sabotage) -> [Option<Vec<CommitOutcome>
         while let Some(effect) = cluster.master.poll_effect() {
             match effect {
                 Effect::Persist(version) => versions.push(version),
+                Effect::SendLedger(_, id, _) => cluster.master.sent(id),
                 Effect::Reply(_, _, Reply::Decided(decided)) => sent = Some(decided),
                 _ => (),
             }
@@ -134,6 +152,7 @@ fn stale_object_lets_no_answer_out_unconfirmed() {
 fn mutants_of_confirmations_are_noticed() {
     let [before, _] = decided_with_a_stale_object(Sabotage::AnswerDeposed);
     assert!(before.is_some());
+    assert_eq!(stored_at_the_home(Sabotage::TellWhenConfirmed), [false, true]);
     let mut cluster = Cluster::fenced(&[UNIT * 8]);
     cluster.master.objects.cx.config.sabotage = Sabotage::ConfirmLater;
     let id = cluster.send(resolve("a"));

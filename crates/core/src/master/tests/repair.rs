@@ -4,11 +4,14 @@ use std::collections::VecDeque;
 
 use tiffin_node::{Event as NodeEvent, NodeConfig};
 
-use super::{Cluster, UNIT, key, pinned, plain, twice};
+use super::{CLIENT, Cluster, UNIT, generation, key, pinned, plain, twice};
 use crate::{
-    ClientId,
-    master::{ClientToMaster, MasterConfig, RepairConfig, Sabotage},
-    message::{CopyStat, CopyWait, FetchItem, ForgetNode, Here, Policy, PutOptions, ResolveOutcome, Why},
+    ClientId, RequestId,
+    master::{ClientToMaster, Event, MasterConfig, RepairConfig, Sabotage},
+    message::{
+        CommitItem, CommitOutcome, CopyStat, CopyWait, Decide, DecideItem, FetchItem, ForgetNode, Here,
+        MemberToMaster, Policy, PutOptions, ReserveOutcome, ResolveOutcome, Why,
+    },
 };
 
 const DELAY_MS: u64 = 100;
@@ -351,4 +354,47 @@ fn written_copy_keeps_its_object_until_its_node_returns() {
 #[test]
 fn mutant_of_written_copies_is_noticed() {
     assert_eq!(is_known_on_a_silent_node(Sabotage::ForgetUnheard), [false, false]);
+}
+
+/// An object that an earlier master has stored, and whose home has not learned that: its client commits when
+/// a lost copy was made at that home, or is being made. Returns the copies that the home has, and the master.
+fn copies_after_a_late_commit(is_made: bool, sabotage: Sabotage) -> (usize, u32) {
+    let mut cluster = Cluster::of_copies(&[8, 8], |config| config.sabotage = sabotage);
+    let ReserveOutcome::Space(space) = cluster.reserve("a", UNIT, twice()) else { panic!("full") };
+    let (home, other) = (space[0].location, space[1].location);
+    let at = home.segment.0 as usize - 1;
+    let opened = NodeEvent::Opened { conn: CLIENT, client: ClientId(7), namespace: "default".into() };
+    cluster.node_event(at, opened);
+    let item = CommitItem {
+        slot_ref: home.slot_ref(),
+        key: key("a"),
+        len: UNIT,
+        options: twice(),
+        others: vec![other],
+    };
+    let item = DecideItem { namespace: "default".to_owned(), client: ClientId(7), item };
+    let decide = MemberToMaster::Decide(Decide { items: vec![item], wait_ms: 500 });
+    cluster.event(Event::Request(cluster.links[at], RequestId(91), decide.into()));
+    cluster.restart_master(6);
+    cluster.fetches.held_up = !is_made;
+    assert_eq!(cluster.repair_after(DELAY_MS).made, u64::from(is_made));
+    let outcome = cluster.commit("a", UNIT, twice(), &space);
+    assert_eq!(outcome, CommitOutcome::Stored(generation(1)));
+    cluster.end_fetches(true);
+    cluster.repair_after(3_000);
+    assert_eq!((cluster.nodes[at].usage().granted, cluster.master.unconfirmed_count()), (0, 0));
+    (cluster.nodes[at].inventory().len(), cluster.here("a").copies_there)
+}
+
+#[test]
+fn home_that_got_a_copy_meanwhile_keeps_one() {
+    for is_made in [true, false] {
+        assert_eq!(copies_after_a_late_commit(is_made, Sabotage::None), (1, 2), "{is_made}");
+    }
+}
+
+#[cfg(feature = "sabotage")]
+#[test]
+fn mutant_of_second_copies_is_noticed() {
+    assert_eq!(copies_after_a_late_commit(true, Sabotage::KeepSecondCopy).0, 2);
 }

@@ -547,6 +547,18 @@ impl Tier {
         self.end_waiting_promotions_at(cx, gone);
     }
 
+    /// A node has an object of which a copy is being made there: that copy is given up.
+    pub(in crate::master) fn end_copy_at(
+        &mut self,
+        cx: &mut Context,
+        generation: Generation,
+        node: NodeIndex,
+    ) {
+        if self.promotions.running.get(&generation).is_some_and(|it| it.node == node) {
+            self.end_promotion_with(cx, generation, End::Cancelled, true);
+        }
+    }
+
     pub(super) fn end_promotion(&mut self, cx: &mut Context, generation: Generation, end: End) {
         self.end_promotion_with(cx, generation, end, end == End::Failed);
     }
