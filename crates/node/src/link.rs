@@ -315,7 +315,8 @@ impl Node {
         let is_committed = |it: &DecideItem| self.slots.state(it.item.slot_ref) == Some(SlotState::Committed);
         let (committed, prepared): (Vec<_>, Vec<_>) = waiting.asked.iter().cloned().partition(is_committed);
         waiting.is_asked = self.link.is_member() || may_speak && committed.is_empty();
-        if !waiting.is_asked && may_speak && !prepared.is_empty() && !self.asks_together() {
+        let asks_together = sabotaged!(self.config.sabotage, AskTogether);
+        if !waiting.is_asked && may_speak && !prepared.is_empty() && !asks_together {
             // The master gives up the other objects of the batch if they are announced before it is asked.
             self.present(Waiting::new(None, vec![None; prepared.len()], prepared, waiting.wait_ms), true);
             waiting.is_repeat = true;
@@ -327,10 +328,6 @@ impl Node {
             self.effects.push_back(Effect::AskMaster(id, MemberToMaster::Decide(decide)));
         }
         self.link.waiting.insert(id, waiting);
-    }
-
-    fn asks_together(&self) -> bool {
-        sabotaged!(self.config.sabotage, AskTogether)
     }
 
     fn announce(&mut self, first: usize) {

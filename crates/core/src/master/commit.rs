@@ -12,6 +12,7 @@ use super::{
     members::{Member, Standing},
     pending_retires::Name,
     refuse,
+    tier::end_copy_at,
 };
 use crate::{
     BATCH_ITEMS_MAX, ClientId, ConnId, Generation, Key, RequestId, SlotRef, Tick,
@@ -149,21 +150,19 @@ impl Objects {
         // The home stores the object before its predecessor is retired, so that one stays if the master dies.
         let retires_first = sabotaged!(self.cx.config.sabotage, RetireFirst);
         let Some((index, object)) = existing else {
-            let is_told = self.tells_expiry(&item.options) || self.tells_at_once();
-            let learns_less = (before.is_empty() || retires_first) && !is_told;
-            let home_asks = home_asks && learns_less;
+            let home_asks =
+                home_asks && (before.is_empty() || retires_first) && !self.tells_home(&item.options);
             let generation = self.name(Written { home_asks, ..written }, replicas, others);
             return (CommitOutcome::Stored(generation), before);
         };
         let generation = object.generation();
-        let expires = object.attributes().is_some_and(|it| it.expiry.is_some());
+        let has_expiry = |it: &Attributes| it.expiry.is_some();
+        let is_told = self.tells_home(&item.options) || object.attributes().is_some_and(has_expiry);
         if object.replicas().any(|replica| replicas.contains(&replica)) {
             // The node asks again because the first reply was lost, perhaps in an earlier epoch that had
-            // settled the other copies. Or the home copy was removed since and others were not; then the
-            // node has not received that retire yet, and must not store the copy again.
-            // A copy that the node must retire is not stored again: another copy has the object.
+            // settled the other copies. Or the home copy was removed since and others were not: if the node
+            // has not received that retire yet, it must not store the copy again.
             let stays = self.keep_copy(index, home, item.slot_ref);
-            let is_told = expires || self.tells_at_once();
             if home_asks && stays && (!before.is_empty() && !retires_first || is_told) {
                 self.tell_again(home, index, item.slot_ref, others);
             }
@@ -176,7 +175,7 @@ impl Objects {
         let mut old = self.take_replaced(index, &label);
         let before: Vec<_> = before.into_iter().filter(|it| !old.contains(it)).collect();
         old.extend(before);
-        let home_asks = home_asks && retires_first && !self.tells_expiry(&item.options);
+        let home_asks = home_asks && retires_first && !self.tells_home(&item.options);
         let generation = self.name(Written { home_asks, ..written }, replicas, others);
         (CommitOutcome::Replaced(generation), old)
     }
@@ -200,7 +199,7 @@ impl Objects {
             return false;
         }
         let generation = object.generation();
-        self.tier.end_copy_at(&mut self.cx, generation, home);
+        end_copy_at(&mut self.tier, &mut self.cx, generation, home);
         if let Some(unfinished) = self.withdraw_copy(index, home) {
             self.cx.retire(vec![(home, unfinished)], None);
         }
@@ -219,17 +218,14 @@ impl Objects {
         old
     }
 
-    /// Whether the object of a put expires. Then its home is told when, with the other nodes: the reply has
-    /// only the generation.
-    fn tells_expiry(&self, options: &PutOptions) -> bool {
-        options.ttl_ms.is_some() && !sabotaged!(self.cx.config.sabotage, ExpiryUntold)
-    }
-
-    /// Whether a home learns of its object before its answer. With several masters, the answer waits until
-    /// leadership is confirmed; if this master ends meanwhile, after a client has seen the object, the next one
-    /// would not know that the object was stored, and when.
-    fn tells_at_once(&self) -> bool {
-        self.cx.config.confirms && !sabotaged!(self.cx.config.sabotage, TellWhenConfirmed)
+    /// Whether the home of a put learns of its object with the other nodes, before its answer. If the object
+    /// expires: the answer has only the generation. And with several masters: the answer waits until
+    /// leadership is confirmed. If this master ended meanwhile, after a client has seen the object, the next
+    /// one would not know that the object was stored, and when.
+    fn tells_home(&self, options: &PutOptions) -> bool {
+        let sabotage = self.cx.config.sabotage;
+        options.ttl_ms.is_some() && !sabotaged!(sabotage, ExpiryUntold)
+            || self.cx.config.confirms && !sabotaged!(sabotage, TellWhenConfirmed)
     }
 
     /// Adds the message to a node about its copy of an object that has its name already.

@@ -22,8 +22,8 @@ mod write_through;
 use demote::Demotions;
 pub(super) use demote::{DemotionEnd, Leaving, ends};
 pub(super) use fetch::Fetched;
-pub(super) use promote::PromotionId;
 use promote::Promotions;
+pub(super) use promote::{PromotionId, end_copy_at};
 pub use repair::RepairConfig;
 use repair::Repairs;
 

@@ -547,18 +547,6 @@ impl Tier {
         self.end_waiting_promotions_at(cx, gone);
     }
 
-    /// A node has an object of which a copy is being made there: that copy is given up.
-    pub(in crate::master) fn end_copy_at(
-        &mut self,
-        cx: &mut Context,
-        generation: Generation,
-        node: NodeIndex,
-    ) {
-        if self.promotions.running.get(&generation).is_some_and(|it| it.node == node) {
-            self.end_promotion_with(cx, generation, End::Cancelled, true);
-        }
-    }
-
     pub(super) fn end_promotion(&mut self, cx: &mut Context, generation: Generation, end: End) {
         self.end_promotion_with(cx, generation, end, end == End::Failed);
     }
@@ -620,6 +608,18 @@ impl Tier {
             }
         }
         fetches.check(|it| running.contains_key(it) || queue.contains(it))
+    }
+}
+
+/// A node has an object of which a copy is being made there: that copy is given up.
+pub(in crate::master) fn end_copy_at(
+    tier: &mut Tier,
+    cx: &mut Context,
+    generation: Generation,
+    node: NodeIndex,
+) {
+    if tier.promotions.running.get(&generation).is_some_and(|it| it.node == node) {
+        tier.end_promotion_with(cx, generation, End::Cancelled, true);
     }
 }
 
