@@ -210,3 +210,17 @@ def test_objects_that_are_read_again_return_to_memory(start_ours, disk, flags, t
     assert ranks.eval("until(lambda: False in kinds(store, often))")
     assert ranks.eval("kinds(store, rare)") == [True]
     assert ranks.eval("[key for key in KEYS if store.get(key) != value(key)]") == []
+
+
+def test_number_of_ranks_on_a_path_is_limited(ranks, disk):
+    ranks.run("import fcntl, resource")
+    ranks.run("most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]")
+    ranks.run("resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))")
+    ranks.run(f"held = [open(f'{disk}/rank-{{rank}}.lock', 'w') for rank in range(1023)]")
+    ranks.run("[fcntl.flock(it, fcntl.LOCK_EX) for it in held]")
+    ranks.run(f"last, code = disked(master.address, {disk!r})")
+    assert ranks.eval(f"code, os.path.isdir({disk!r} + '/rank-1023')") == (0, True)
+    ranks.run(f"beyond, code = disked(master.address, {disk!r})")
+    assert ranks.eval("code") == -600
+    assert "1024 stores already use" in ranks.tail()
+    assert ranks.eval("last.put('k', b'v'), last.get('k')") == (0, b"v")

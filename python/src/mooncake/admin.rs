@@ -252,7 +252,9 @@ impl MooncakeDistributedStore {
     /// Not supported: a file as memory of the cluster. Returns a dict with `ret` -1012 and no `segment_ids`;
     /// `ret` is -1 if the file does not have those bytes.
     #[pyo3(
-        signature = (path, size, offset=Number(0), protocol=Text("tcp".to_owned()), location=Text(String::new()))
+        signature = (
+            path, size, offset=Number(0), protocol=Text("tcp".to_owned()), location=Text(String::new())
+        )
     )]
     fn mount_segment<'py>(
         &self,

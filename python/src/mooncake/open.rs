@@ -245,8 +245,8 @@ impl Open {
         Self { hostname: String::new(), daemon: Some(address.to_owned()), ..self }
     }
 
-    /// Counts a read that found no space in the local buffer. Returns whether to print that: ever more rarely,
-    /// because a program under this pressure fails in every call.
+    /// Counts a read that found no space in the local buffer. Returns whether to print that: ever more
+    /// rarely, because a program under this pressure fails in every call.
     pub(super) fn tells_lack_of_space(&self) -> bool {
         let count = self.space_lacks.fetch_add(1, Ordering::Relaxed).saturating_add(1);
         count.is_power_of_two()
