@@ -160,7 +160,7 @@ def _heads(store: Any, names: list[bytes]) -> list[Head | None]:
 def _stable_heads(store: Any, names: list[bytes]) -> list[Any]:
     """The first bytes of objects, of which none was replaced between the two requests for it."""
     for _ in range(HEAD_TRIES_MAX):
-        heads = _native.read_heads(store, names, formats.HEADER_BYTES)
+        heads: list[Any] | None = _native.read_heads(store, names, formats.HEADER_BYTES)
         if heads is not None:
             return heads
     raise _native.ReadFailed("object was replaced repeatedly while it was read")
