@@ -478,8 +478,8 @@ def test_idle_connections_keep_nobody_out(site):
                 held.enter_context(endpoint.begin())
             if protocol != "zmq":
                 token = site.tokens["node"] if process is not site.embedded else ""
-                # The kernel completes some of the connections late: they are newer than this one, and close it
-                # if its request has not been read by then.
+                # The kernel completes some of the connections late: they are newer than this one, and close
+                # it if its request has not been read by then.
                 refused = refusal(process, endpoint, protocol, token, pages_max=IDLE_CONNECTIONS)
                 assert refused is None, (process.name, endpoint, protocol)
         assert process.process.poll() is None, process.name
