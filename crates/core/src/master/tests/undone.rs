@@ -154,3 +154,43 @@ fn probe_of_an_unsaved_delete_waits_too() {
     cluster.sync();
     assert!(cluster.replies.contains_key(&probe));
 }
+
+/// Which object is found after a master has died that was deleting an object, while the node of the object
+/// which that had replaced did not answer, and before its state was saved. And whether the delete ends
+/// otherwise.
+fn found_after_a_lost_delete(sabotage: Sabotage) -> (u64, bool) {
+    let deleting = || {
+        let mut cluster = Cluster::durable_with(&[4 * UNIT, 4 * UNIT], sabotage);
+        let on = |node: &str| PutOptions { preferred: vec![node.into()], ..plain() };
+        cluster.put("a", UNIT, on("node1"));
+        cluster.hold_up(0);
+        let ReserveOutcome::Space(space) = cluster.reserve("a", UNIT, on("node2")) else { panic!("full") };
+        cluster.send_commit("a", UNIT, on("node2"), &space);
+        cluster.unsynced = Some(Vec::new());
+        assert_eq!(cluster.delete("a", true), None);
+        cluster
+    };
+    let mut saved = deleting();
+    saved.sync();
+    saved.let_go(0);
+    let is_deleted = saved.nodes.iter().all(|it| it.inventory().is_empty()) && !saved.has("a");
+    let mut lost = deleting();
+    lost.held_up[0].clear();
+    (lost.is_held_up[0], lost.unsynced) = (false, None);
+    lost.restart_master(6);
+    match lost.resolve("a", false) {
+        ResolveOutcome::Found(found) => (found.generation.counter, is_deleted),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn lost_delete_does_not_bring_back_what_was_replaced() {
+    assert_eq!(found_after_a_lost_delete(Sabotage::None), (2, true));
+}
+
+#[cfg(feature = "sabotage")]
+#[test]
+fn mutant_of_lost_deletes_is_noticed() {
+    assert_eq!(found_after_a_lost_delete(Sabotage::RetireTogether), (1, true));
+}
