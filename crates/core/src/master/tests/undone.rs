@@ -194,3 +194,35 @@ fn lost_delete_does_not_bring_back_what_was_replaced() {
 fn mutant_of_lost_deletes_is_noticed() {
     assert_eq!(found_after_a_lost_delete(Sabotage::RetireTogether), (1, true));
 }
+
+/// Whether a replaced object is back once the TTL of its successor is over, and the master has died. The home
+/// of the successor is lost before it has received it.
+fn is_back_after_the_ttl(sabotage: Sabotage) -> bool {
+    let mut cluster = Cluster::durable_with(&[4 * UNIT, 4 * UNIT], sabotage);
+    let on = |node: &str| PutOptions { preferred: vec![node.into()], ..plain() };
+    cluster.put("a", UNIT, on("node1"));
+    let options = PutOptions { ttl_ms: Some(WAIT_MS), ..on("node2") };
+    let ReserveOutcome::Space(space) = cluster.reserve("a", UNIT, options.clone()) else { panic!("full") };
+    // Neither node is on the master's host.
+    cluster.takes_at_once = false;
+    cluster.hold_up(1);
+    cluster.send_commit("a", UNIT, options, &space);
+    assert!(cluster.has("a") && cluster.nodes[0].inventory().len() == 1);
+    cluster.wait(WAIT_MS);
+    assert!(!cluster.has("a"));
+    cluster.restart_alone(6);
+    cluster.link(0);
+    cluster.forget(1);
+    cluster.has("a")
+}
+
+#[test]
+fn expired_object_does_not_bring_back_what_it_replaced() {
+    assert!(!is_back_after_the_ttl(Sabotage::None));
+}
+
+#[cfg(feature = "sabotage")]
+#[test]
+fn mutant_of_held_copies_is_noticed() {
+    assert!(is_back_after_the_ttl(Sabotage::KeepHeldCopies));
+}
