@@ -313,14 +313,15 @@ impl Node {
         // A published object is already committed here. Until the master knows all objects of this node, it
         // would take the item for a new put.
         let is_committed = |it: &DecideItem| self.slots.state(it.item.slot_ref) == Some(SlotState::Committed);
-        let (committed, prepared): (Vec<_>, Vec<_>) = waiting.asked.iter().cloned().partition(is_committed);
-        waiting.is_asked = self.link.is_member() || may_speak && committed.is_empty();
-        let asks_together = sabotaged!(self.config.sabotage, AskTogether);
-        if !waiting.is_asked && may_speak && !prepared.is_empty() && !asks_together {
+        waiting.is_asked = self.link.is_member() || (may_speak && !waiting.asked.iter().any(is_committed));
+        if !waiting.is_asked && may_speak && !sabotaged!(self.config.sabotage, AskTogether) {
             // The master gives up the other objects of the batch if they are announced before it is asked.
-            self.present(Waiting::new(None, vec![None; prepared.len()], prepared, waiting.wait_ms), true);
-            waiting.is_repeat = true;
-            self.link.has_repeats = true;
+            let prepared: Vec<_> = waiting.asked.iter().filter(|it| !is_committed(it)).cloned().collect();
+            if !prepared.is_empty() {
+                self.present(Waiting::new(None, vec![None; prepared.len()], prepared, waiting.wait_ms), true);
+                waiting.is_repeat = true;
+                self.link.has_repeats = true;
+            }
         }
         let id = self.link.next_id();
         if waiting.is_asked {

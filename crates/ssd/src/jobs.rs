@@ -572,32 +572,40 @@ mod tests {
 
     /// Executes one operation at a time, when it is told to.
     #[derive(Clone, Default)]
-    struct Slow(Arc<Mutex<(VecDeque<(u64, Raw)>, VecDeque<u64>, usize)>>);
+    struct Slow(Arc<Mutex<Operations>>);
+
+    #[derive(Default)]
+    struct Operations {
+        waiting: VecDeque<(u64, Raw)>,
+        /// Where it has read, in order.
+        was_read: Vec<u64>,
+        /// How many it may execute.
+        granted: usize,
+    }
 
     impl Engine for Slow {
         fn submit(&mut self, token: u64, raw: Raw) {
-            self.0.lock().unwrap().0.push_back((token, raw));
+            self.0.lock().unwrap().waiting.push_back((token, raw));
         }
 
         fn kick(&mut self) {}
 
         fn collect(&mut self, into: &mut VecDeque<(u64, Outcome)>) {
-            let mut inner = self.0.lock().unwrap();
-            while inner.2 > 0
-                && let Some((token, raw)) = inner.0.pop_front()
+            let mut operations = self.0.lock().unwrap();
+            while operations.granted > 0
+                && let Some((token, raw)) = operations.waiting.pop_front()
             {
                 let Raw::Read { at, run, .. } = raw else { panic!("it only reads") };
-                inner.2 -= 1;
-                inner.1.push_back(at);
+                operations.granted -= 1;
+                operations.was_read.push(at);
                 into.push_back((token, Ok(run.len())));
             }
         }
     }
 
     impl Slow {
-        /// Where it has read, in order.
         fn was_read(&self) -> Vec<u64> {
-            self.0.lock().unwrap().1.iter().copied().collect()
+            self.0.lock().unwrap().was_read.clone()
         }
     }
 
@@ -611,7 +619,7 @@ mod tests {
     fn execute(jobs: &mut Jobs, slow: &Slow, count: usize) {
         for _ in 0..count {
             jobs.issue();
-            slow.0.lock().unwrap().2 = 1;
+            slow.0.lock().unwrap().granted = 1;
             while jobs.next_ended().is_some() {}
         }
     }
