@@ -282,6 +282,8 @@ tiffin_sabotage::variants! {
         AnswerUndecided: "decisions are repeated before clients get answers";
         /// A home learns that its object is stored only once the master is confirmed to lead.
         TellWhenConfirmed: "a home learns of its object before clients see it confirmed";
+        /// A delete retires an object at the same time as what that had replaced.
+        RetireTogether: "a replaced object does not outlive its successor";
         /// The master takes a member for reported although it dropped a question of that member.
         ForgetUnanswered: "a member has reported once its questions are answered";
         /// The master forgets an object whose last copy may be on a node that could not report it.

@@ -298,7 +298,7 @@ impl Retires {
         }
         let gone: Vec<_> = gone.into_iter().map(|(_, replica)| replica).collect();
         o.cx.note_removed(&gone);
-        let mut asked = o.cx.retire(gone, Some(op));
+        let mut asked = o.cx.retire_removed(gone, op);
         asked.extend(o.send_attributes(attributes_set.iter().map(|it| it.1).collect(), Some(op)));
         let awaited = Awaited { items, asked, in_any_case: BTreeMap::new(), held: BTreeMap::new() };
         self.answer_when(o, op, to, answer, awaited, wait_ms);

@@ -232,7 +232,7 @@ impl Retires {
         dropping.stage = stage;
         let nodes: BTreeSet<_> = replicas.iter().map(|(node, _)| *node).collect();
         o.cx.note_removed(&replicas);
-        let asked = o.cx.retire(replicas, Some(op));
+        let asked = o.cx.retire_removed(replicas, op);
         for node in nodes.into_iter().filter(|node| !asked.values().any(|it| it == node)) {
             dropping.unconfirmed.insert(o.cx.members.name(node));
         }

@@ -200,6 +200,34 @@ impl Context {
         asked
     }
 
+    /// Retires the copies of objects that clients remove, and returns the requests. Older copies of their
+    /// names, whose retires are not confirmed yet, come first: once it is saved that their nodes owe them. If
+    /// the master died in between, and only the newer objects were gone, the older ones would return.
+    pub(in crate::master) fn retire_removed(
+        &mut self,
+        replicas: Vec<(NodeIndex, SlotRef)>,
+        op: OpId,
+    ) -> BTreeMap<RequestId, NodeIndex> {
+        let is_older = |copy: &(NodeIndex, SlotRef)| {
+            self.members.get(copy.0).is_some_and(|it| it.is_saved(copy.1))
+                || self.held_retires.values().any(|it| it.copies.contains(copy))
+        };
+        let (older, newer): (Vec<_>, Vec<_>) = replicas.into_iter().partition(is_older);
+        let mut asked = self.retire(older.clone(), Some(op));
+        let waits = self.config.durable && !older.is_empty() && !newer.is_empty();
+        if !waits || sabotaged!(self.config.sabotage, RetireTogether) {
+            asked.extend(self.retire(newer, Some(op)));
+            return asked;
+        }
+        let version = self.save();
+        let sent = self.effects.len();
+        asked.extend(self.retire(newer, Some(op)));
+        for effect in self.effects.split_off(sent) {
+            self.when_saved(version, effect);
+        }
+        asked
+    }
+
     /// Retires copies of objects whose successors are certain to be stored, and returns the requests. A node
     /// whose copies can be withdrawn reads its retires when it likes: the answer waits only until they are in
     /// its socket, and then withdrawn.

@@ -5,12 +5,13 @@
 //! reports [`Event::Persisted`]. A later version contains all earlier ones, so the
 //! shell may skip versions.
 //!
-//! **Invariant:** only these answers wait for a sync:
+//! **Invariant:** only these messages wait for a sync:
 //!
 //! - a node's registration, until the node is in the synced roster;
 //! - a policy change;
 //! - the removal of a member from the roster;
-//! - a removal of objects that a node has not confirmed;
+//! - a removal of objects that a node has not confirmed, and the retires of objects whose predecessors are
+//!   still to be retired;
 //! - a lookup that finds nothing because of such a removal.
 //!
 //! [`Event::Persisted`]: crate::master::Event::Persisted
@@ -55,7 +56,7 @@ impl Saving {
     pub(in crate::master) fn forget(&mut self, conn: ConnId) {
         self.held.retain(|(_, held)| match held {
             Held::Registered(_, to, _) => *to != conn,
-            Held::Effect(Effect::Reply(to, ..) | Effect::Disconnect(to)) => *to != conn,
+            Held::Effect(Effect::Reply(to, ..) | Effect::Ask(to, ..) | Effect::Disconnect(to)) => *to != conn,
             Held::Effect(_) => true,
         });
     }

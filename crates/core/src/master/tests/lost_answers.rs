@@ -22,7 +22,7 @@ impl Cluster {
     }
 
     /// The operator declares a node lost.
-    fn forget(&mut self, index: usize) {
+    pub(super) fn forget(&mut self, index: usize) {
         let name = format!("node{}", index + 1);
         let forgotten = self.ask(ClientToMaster::ForgetNode(ForgetNode { name }));
         assert!(matches!(forgotten, Some(Reply::Forgotten(_))), "{forgotten:?}");

@@ -63,16 +63,29 @@ fn eviction_frees_key_space() {
     assert_eq!(present(&mut cluster, &names).len(), 800, "a short name still finds space");
 }
 
-#[test]
-fn eviction_frees_contiguous_space() {
-    let mut cluster = cluster(8, |it| it.extents_max = 2);
+/// What is left after a put that needs adjacent pieces of memory, if there is space for it.
+fn left_by_a_large_put(sabotage: Sabotage) -> Option<String> {
+    let mut cluster = Cluster::with(&[], |config| config.sabotage = sabotage);
+    cluster.add_node(8 * UNIT, |it| it.extents_max = 2);
     let names = ["a", "b", "c", "d", "e", "f", "g", "h"];
     put_all(&mut cluster, &names, UNIT);
     for name in ["b", "d", "f"] {
         cluster.delete(name, true);
     }
-    put_all(&mut cluster, &["x"], 3 * UNIT);
-    assert_eq!(present(&mut cluster, &names), "cegh", "a was evicted, because it is adjacent to b");
+    let outcome = cluster.reserve("x", 3 * UNIT, plain());
+    matches!(outcome, ReserveOutcome::Space(_)).then(|| present(&mut cluster, &names))
+}
+
+#[test]
+fn eviction_frees_contiguous_space() {
+    let left = left_by_a_large_put(Sabotage::None);
+    assert_eq!(left.as_deref(), Some("cegh"), "a was evicted, because it is adjacent to b");
+}
+
+#[cfg(feature = "sabotage")]
+#[test]
+fn mutant_of_contiguous_space_is_noticed() {
+    assert_eq!(left_by_a_large_put(Sabotage::KeepPieces), None);
 }
 
 #[test]

@@ -154,3 +154,75 @@ fn probe_of_an_unsaved_delete_waits_too() {
     cluster.sync();
     assert!(cluster.replies.contains_key(&probe));
 }
+
+/// Which object is found after a master has died that was deleting an object, while the node of the object
+/// which that had replaced did not answer, and before its state was saved. And whether the delete ends
+/// otherwise.
+fn found_after_a_lost_delete(sabotage: Sabotage) -> (u64, bool) {
+    let deleting = || {
+        let mut cluster = Cluster::durable_with(&[4 * UNIT, 4 * UNIT], sabotage);
+        let on = |node: &str| PutOptions { preferred: vec![node.into()], ..plain() };
+        cluster.put("a", UNIT, on("node1"));
+        cluster.hold_up(0);
+        let ReserveOutcome::Space(space) = cluster.reserve("a", UNIT, on("node2")) else { panic!("full") };
+        cluster.send_commit("a", UNIT, on("node2"), &space);
+        cluster.unsynced = Some(Vec::new());
+        assert_eq!(cluster.delete("a", true), None);
+        cluster
+    };
+    let mut saved = deleting();
+    saved.sync();
+    saved.let_go(0);
+    let is_deleted = saved.nodes.iter().all(|it| it.inventory().is_empty()) && !saved.has("a");
+    let mut lost = deleting();
+    lost.held_up[0].clear();
+    (lost.is_held_up[0], lost.unsynced) = (false, None);
+    lost.restart_master(6);
+    match lost.resolve("a", false) {
+        ResolveOutcome::Found(found) => (found.generation.counter, is_deleted),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn lost_delete_does_not_bring_back_what_was_replaced() {
+    assert_eq!(found_after_a_lost_delete(Sabotage::None), (2, true));
+}
+
+#[cfg(feature = "sabotage")]
+#[test]
+fn mutant_of_lost_deletes_is_noticed() {
+    assert_eq!(found_after_a_lost_delete(Sabotage::RetireTogether), (1, true));
+}
+
+/// Whether a replaced object is back once the TTL of its successor is over, and the master has died. The home
+/// of the successor is lost before it has received it.
+fn is_back_after_the_ttl(sabotage: Sabotage) -> bool {
+    let mut cluster = Cluster::durable_with(&[4 * UNIT, 4 * UNIT], sabotage);
+    let on = |node: &str| PutOptions { preferred: vec![node.into()], ..plain() };
+    cluster.put("a", UNIT, on("node1"));
+    let options = PutOptions { ttl_ms: Some(WAIT_MS), ..on("node2") };
+    let ReserveOutcome::Space(space) = cluster.reserve("a", UNIT, options.clone()) else { panic!("full") };
+    // Neither node is on the master's host.
+    cluster.takes_at_once = false;
+    cluster.hold_up(1);
+    cluster.send_commit("a", UNIT, options, &space);
+    assert!(cluster.has("a") && cluster.nodes[0].inventory().len() == 1);
+    cluster.wait(WAIT_MS);
+    assert!(!cluster.has("a"));
+    cluster.restart_alone(6);
+    cluster.link(0);
+    cluster.forget(1);
+    cluster.has("a")
+}
+
+#[test]
+fn expired_object_does_not_bring_back_what_it_replaced() {
+    assert!(!is_back_after_the_ttl(Sabotage::None));
+}
+
+#[cfg(feature = "sabotage")]
+#[test]
+fn mutant_of_held_copies_is_noticed() {
+    assert!(is_back_after_the_ttl(Sabotage::KeepHeldCopies));
+}
