@@ -273,7 +273,9 @@ mod bytes {
     }
 
     async fn measure(address: &str, name: &str, time: Duration) -> Vec<Duration> {
-        let client = connect(address, "victim").await;
+        let namespace = "victim".to_owned();
+        let options = ConnectOptions { namespace, shared_memory: false, ..ConnectOptions::new(address) };
+        let client = Client::connect(options).await.unwrap();
         let key = Key::new(name.as_bytes()).unwrap();
         let (mut times, mut buffer) = (Vec::new(), vec![0; SMALL]);
         let end = Instant::now() + time;
