@@ -186,7 +186,7 @@ impl Jobs {
         self.add_for(io, work, Reader::default());
     }
 
-    /// Adds a read for somebody.
+    /// Adds a read. Reads of several clients take turns.
     pub(crate) fn add_for(&mut self, io: IoId, work: Work, reader: Reader) {
         let len = match &work {
             Work::Read { len, .. } => *len,

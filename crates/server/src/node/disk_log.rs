@@ -106,7 +106,7 @@ impl AsyncLog {
         }
     }
 
-    /// Starts to read bytes of a record for somebody, also if the future is never polled.
+    /// Starts to read bytes of a record for a client, also if the future is never polled.
     pub(super) fn read(
         &self,
         reader: Reader,
