@@ -23,7 +23,7 @@ SOURCES := $(shell find Cargo.toml Cargo.lock crates python python-mooncake READ
 .PHONY: bench-copy bench-copied bench-fairness bench-security chaos bench-restart miri fuzz simulate sabotage-table bench-ssd torture-ssd kv-simulate kv-zoo bench-kv check-kv-peer
 .PHONY: bench-features soak-features check-features-peer check-torch example
 .PHONY: check-plugins site
-.PHONY: clients conformance docs-mooncake test-ha kernels test-gpu bench-gpu check-page check-alerts
+.PHONY: clients conformance docs-mooncake test-ha kernels copy-gpu test-gpu bench-gpu check-page check-alerts
 .PHONY: check-fmt check-lint check-build check-unit check-docs check-deny check-instructions check-wheel check-python
 
 help: ## List the targets
@@ -79,8 +79,18 @@ check-python: .venv-test/wheels # The installed wheels, and what the documents s
 .venv-gpu/ready: $(wildcard dist/*.whl)
 	@ls dist/tiffin-*-abi3-*.whl dist/tiffin_mooncake-*.whl >/dev/null || { printf '\nhint: copy the wheels into dist\n' >&2; exit 1; }
 	@rm -rf $(@D) && $(PYTHON) -m venv --system-site-packages $(@D)
+	@# That Python may be one of a virtual environment, whose packages another one does not inherit.
+	@$(PYTHON) -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])' > \
+	  "$$($(@D)/bin/python -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])')/parent.pth"
+	@$(@D)/bin/python -c 'import pytest' 2>/dev/null || \
+	  $(@D)/bin/python -m pip install -q --disable-pip-version-check --no-index --no-deps dist/test/*.whl || \
+	  { printf '\nhint: that Python has no pytest; run `make copy-gpu` before you copy the tree\n' >&2; exit 1; }
 	$(@D)/bin/python -m pip install -q --disable-pip-version-check --no-index --no-deps --force-reinstall dist/tiffin-*-abi3-*.whl dist/tiffin_mooncake-*.whl
 	@touch $@
+
+copy-gpu: dist/.built .venv/ready ## Collect in dist what `test-gpu` and `bench-gpu` need: the wheels, and pytest
+	rm -rf dist/test && mkdir -p dist/test
+	.venv/bin/pip download -q --disable-pip-version-check --only-binary :all: -d dist/test pytest
 
 test-gpu: .venv-gpu/ready ## The tests of device memory, on a machine with a GPU: from a copied tree with copied wheels in `dist`
 	TIFFIN_TEST_GPU=1 .venv-gpu/bin/python -m pytest -p no:cacheprovider -c python/pyproject.toml --rootdir=. \
