@@ -19,8 +19,10 @@ pub const CHANNELS_MAX: usize = 16;
 pub(crate) const UNITS_MAX: usize = 16 << 10;
 /// Size of a unit in the list: source, target, length.
 pub(crate) const UNIT_WORDS: usize = 3;
-/// Parts of the gather buffer: some are filled while others are copied.
+/// Parts of a gather buffer: some are filled while others are copied.
 pub(crate) const GATHER_PARTS: usize = 4;
+/// Maximum number of gather buffers of a device: one transfer gathers while another copies.
+pub(crate) const GATHERS_MAX: usize = 2;
 
 /// Statuses of the driver for a call that it does not support.
 const INVALID_VALUE: i32 = 1;
@@ -38,7 +40,7 @@ pub(crate) struct Device {
     can_register_read_only: bool,
     kernel: OnceLock<Option<Opaque>>,
     channels: Mutex<Channels>,
-    gather: Mutex<Gathering>,
+    gathers: Mutex<Gathers>,
     /// Whether lists of copies work.
     has_batch: AtomicBool,
     saved: AtomicU64,
@@ -53,13 +55,11 @@ struct Channels {
 }
 
 #[derive(Default)]
-enum Gathering {
-    #[default]
-    NotMade,
-    Free(Gather),
-    InUse,
-    /// There is no memory for it, or it is switched off.
-    Never,
+struct Gathers {
+    free: Vec<Gather>,
+    made: usize,
+    /// There is no memory for more, or they are switched off.
+    is_full: bool,
 }
 
 /// What one part of a transfer needs to run.
@@ -102,7 +102,7 @@ impl Device {
             can_register_read_only: driver.can_register_read_only(handle),
             kernel: OnceLock::new(),
             channels: Mutex::default(),
-            gather: Mutex::new(if can_gather { Gathering::NotMade } else { Gathering::Never }),
+            gathers: Mutex::new(Gathers { is_full: !can_gather, ..Gathers::default() }),
             has_batch: AtomicBool::new(driver.has_batch()),
             saved: AtomicU64::new(0),
             loaded: AtomicU64::new(0),
@@ -169,7 +169,9 @@ impl Device {
 
     /// What is possible now.
     pub(crate) fn abilities(&self, current: &Current<'_>) -> Abilities {
-        let gather = matches!(*lock(&self.gather), Gathering::NotMade | Gathering::Free(_));
+        let gathers = lock(&self.gathers);
+        let gather = !gathers.free.is_empty() || !gathers.is_full;
+        drop(gathers);
         let batch = self.has_batch.load(Ordering::Relaxed);
         Abilities { batch, kernel: self.kernel(current).is_some(), gather }
     }
@@ -183,29 +185,27 @@ impl Device {
         is_refused
     }
 
-    /// The gather buffer; `None` if another transfer uses it or there is no memory for it.
+    /// A gather buffer; `None` if other transfers use all, or there is no memory for one.
     pub(crate) fn take_gather(&self, current: &Current<'_>) -> Option<Gather> {
-        let mut gathering = lock(&self.gather);
-        match std::mem::replace(&mut *gathering, Gathering::InUse) {
-            Gathering::Free(gather) => Some(gather),
-            Gathering::InUse => None,
-            Gathering::Never => {
-                *gathering = Gathering::Never;
-                None
-            }
-            Gathering::NotMade => match Gather::new(current) {
-                Ok(gather) => Some(gather),
-                Err(error) => {
-                    tracing::warn!(device = self.ordinal, "pages are not gathered: {error}");
-                    *gathering = Gathering::Never;
-                    None
+        let mut gathers = lock(&self.gathers);
+        if gathers.free.is_empty() && !gathers.is_full {
+            match Gather::new(current) {
+                Ok(gather) => {
+                    gathers.free.push(gather);
+                    gathers.made += 1;
+                    gathers.is_full = gathers.made == GATHERS_MAX;
                 }
-            },
+                Err(error) => {
+                    tracing::warn!(device = self.ordinal, "no more memory for pages to be gathered: {error}");
+                    gathers.is_full = true;
+                }
+            }
         }
+        gathers.free.pop()
     }
 
     pub(crate) fn return_gather(&self, gather: Gather) {
-        *lock(&self.gather) = Gathering::Free(gather);
+        lock(&self.gathers).free.push(gather);
     }
 
     /// Counts bytes that were moved, and those of them that went through the ring.

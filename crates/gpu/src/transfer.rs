@@ -11,12 +11,13 @@
 //! dropped, neither the device nor this process accesses its memory for it.
 
 use std::collections::VecDeque;
+use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use crate::device::{Channel, Chunk, Device, GATHER_PARTS, Gather, UNIT_WORDS, UNITS_MAX};
 use crate::driver::{Current, Driver, Opaque};
 use crate::pieces::{Piece, host_runs, merged};
-use crate::policy::{Direction, Shape, Way, choose};
+use crate::policy::{Abilities, Direction, Shape, Way, choose};
 use crate::registered;
 use crate::settings::{Load, Settings};
 use crate::{DeviceError, Place, Stream};
@@ -35,11 +36,14 @@ const FLIGHT_BYTES_MAX: u64 = 1 << 30;
 const UNIT_BYTES_MAX: u64 = 64 << 10;
 /// A unit for a warp is not shorter than this, so that the list stays short.
 const UNIT_BYTES_MIN: u64 = 4 << 10;
-/// Blocks and threads of a kernel that accesses host memory. More blocks are not faster.
-const GRID: (u32, u32) = (8, 1024);
+/// Blocks and threads of a kernel that writes to host memory. More blocks are not faster.
+const SAVE_GRID: (u32, u32) = (8, 1024);
+/// Blocks and threads of a kernel that reads host memory. It is as fast as with more, which take more of the
+/// device from other kernels.
+const LOAD_GRID: (u32, u32) = (4, 512);
 /// Blocks and threads of a kernel that gathers on the device.
 const GATHER_GRID: (u32, u32) = (32, 1024);
-/// Number of warps of [`GRID`].
+/// Maximum number of warps of [`SAVE_GRID`] and [`LOAD_GRID`].
 const WARPS: u64 = 256;
 
 /// A copy whose host's side is pinned.
@@ -343,16 +347,21 @@ fn submit(
 ) -> Result<(), DeviceError> {
     let pieces: Vec<_> = list.iter().map(|it| it.piece).collect();
     let shape = Shape { direction, pieces: pieces.len(), host_runs: host_runs(&pieces), bytes: flight.bytes };
-    let mut way = choose(shape, load, device.abilities(current));
+    let abilities = device.abilities(current);
+    let mut way = choose(shape, load, abilities);
     if way == Way::Gather {
         flight.gather = device.take_gather(current);
-        way = if flight.gather.is_some() { way } else { Way::Engine };
+        if flight.gather.is_none() {
+            way = choose(shape, load, Abilities { gather: false, ..abilities });
+        }
     }
     let (stream, second, done) = (flight.channel.stream, flight.channel.second, flight.channel.done);
     match (way, device.kernel(current), &flight.gather) {
         (Way::Kernel, Some(kernel), _) => {
+            let grid = if direction == Direction::Load { LOAD_GRID } else { SAVE_GRID };
             let units = kernel_units(direction, list, flight.bytes);
-            launch(current, &mut flight.channel, kernel, GRID, &units)?;
+            let list = send_list(current, &mut flight.channel, 0, &units)?;
+            launch(current, kernel, grid, list, stream)?;
             current.record(done, stream)
         }
         (Way::Gather, Some(kernel), Some(gather)) => {
@@ -412,26 +421,13 @@ fn kernel_units(direction: Direction, list: &[Direct], bytes: u64) -> Vec<[u64; 
     units
 }
 
-/// Writes the list and launches the kernel over it.
-fn launch(
+/// Copies a list to the channel's memory on the device, at an offset. Returns its address and length.
+fn send_list(
     current: &Current<'_>,
     channel: &mut Channel,
-    kernel: Opaque,
-    grid: (u32, u32),
-    list: &[[u64; UNIT_WORDS]],
-) -> Result<(), DeviceError> {
-    launch_at(current, channel, kernel, grid, 0, list)
-}
-
-/// The same with the list at an offset of the channel's memory for lists.
-fn launch_at(
-    current: &Current<'_>,
-    channel: &mut Channel,
-    kernel: Opaque,
-    grid: (u32, u32),
     first: usize,
     list: &[[u64; UNIT_WORDS]],
-) -> Result<(), DeviceError> {
+) -> Result<(u64, u32), DeviceError> {
     assert!(first + list.len() <= UNITS_MAX, "a list of {} units at {first}", list.len());
     let (units, stream) = (channel.units(current)?, channel.stream);
     let (offset, len) = ((first * UNIT_WORDS * 8) as u64, list.len() * UNIT_WORDS);
@@ -439,15 +435,34 @@ fn launch_at(
     // SAFETY: the channel's memory has space for `UNITS_MAX` units, and no work of it reads this part.
     unsafe { std::ptr::copy_nonoverlapping(list.as_ptr().cast::<u64>(), target, len) };
     let piece = Piece { device: units.device + offset, host: units.host + offset, len: (len * 8) as u64 };
-    // SAFETY: both sides belong to the channel, which is kept until its streams have no work. The units name
+    // SAFETY: both sides belong to the channel, which is kept until its streams have no work.
+    unsafe { current.copy(Direction::Load, piece, stream)? };
+    Ok((piece.device, list.len() as u32))
+}
+
+/// Launches the kernel over a list that is on the device.
+fn launch(
+    current: &Current<'_>,
+    kernel: Opaque,
+    grid: (u32, u32),
+    list: (u64, u32),
+    stream: Opaque,
+) -> Result<(), DeviceError> {
+    // SAFETY: the list belongs to a channel, which is kept until its streams have no work. Its units name
     // memory that stays as the caller of `Transfer::new` promised.
-    unsafe {
-        current.copy(Direction::Load, piece, stream)?;
-        current.launch(kernel, grid, (piece.device, list.len() as u32), stream)
-    }
+    unsafe { current.launch(kernel, grid, list, stream) }
+}
+
+/// A part of the gather buffer: its units in the list, and the copies from there.
+struct Part {
+    units: Range<usize>,
+    copies: Vec<Piece>,
 }
 
 /// Gathers parts on the first stream, and copies each from there on the second.
+///
+/// Beside other work a kernel waits until some of it ends. So the lists of several parts are copied at once,
+/// and their kernels follow each other with nothing in between: then they wait only once.
 fn gather_and_copy(
     current: &Current<'_>,
     channel: &mut Channel,
@@ -457,32 +472,47 @@ fn gather_and_copy(
 ) -> Result<(), DeviceError> {
     let (stream, second) = (channel.stream, channel.second);
     let mut left: VecDeque<Direct> = list.iter().copied().collect();
-    let (mut number, mut first) = (0, 0);
+    let (mut first, mut is_first_round) = (0, true);
     while !left.is_empty() {
-        let part = number % GATHER_PARTS;
-        let start = gather.start + part as u64 * gather.part_bytes;
-        let (Some(gathered), Some(copied)) = (gather.gathered.get(part), gather.copied.get(part)) else {
-            break;
-        };
-        let (units, runs) = next_part(&mut left, start, gather.part_bytes, UNITS_MAX - first);
-        if units.is_empty() {
+        let (units, parts) = next_parts(&mut left, gather);
+        if first + units.len() > UNITS_MAX {
             // The memory for lists is used up: it is free again when the first stream has no work.
             current.synchronize(stream)?;
             first = 0;
-            continue;
         }
-        if number >= GATHER_PARTS {
-            current.wait(stream, *copied)?;
+        let (start, _) = send_list(current, channel, first, &units)?;
+        let events = gather.gathered.iter().zip(&gather.copied);
+        for (part, (gathered, copied)) in parts.iter().zip(events) {
+            if !is_first_round {
+                current.wait(stream, *copied)?;
+            }
+            let at = start + (part.units.start * UNIT_WORDS * 8) as u64;
+            launch(current, kernel, GATHER_GRID, (at, part.units.len() as u32), stream)?;
+            current.record(*gathered, stream)?;
+            current.wait(second, *gathered)?;
+            copy_all(current, Direction::Save, &part.copies, false, second)?;
+            current.record(*copied, second)?;
         }
-        launch_at(current, channel, kernel, GATHER_GRID, first, &units)?;
-        current.record(*gathered, stream)?;
-        current.wait(second, *gathered)?;
-        copy_all(current, Direction::Save, &runs, false, second)?;
-        current.record(*copied, second)?;
         first += units.len();
-        number += 1;
+        is_first_round = false;
     }
     Ok(())
+}
+
+/// The next pieces as parts of the gather buffer, as many as it has, and the list of their units.
+fn next_parts(left: &mut VecDeque<Direct>, gather: &Gather) -> (Vec<[u64; UNIT_WORDS]>, Vec<Part>) {
+    let (mut units, mut parts) = (Vec::new(), Vec::new());
+    for number in 0..GATHER_PARTS {
+        let first = units.len();
+        let start = gather.start + number as u64 * gather.part_bytes;
+        let (more, copies) = next_part(left, start, gather.part_bytes, UNITS_MAX - first);
+        if more.is_empty() {
+            break;
+        }
+        units.extend(more);
+        parts.push(Part { units: first..units.len(), copies });
+    }
+    (units, parts)
 }
 
 /// The units that gather the next pieces into a part of the gather buffer, and the copies from there.
