@@ -14,6 +14,7 @@ use std::pin::Pin;
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::timeout;
 
+use super::buffered::SMALL_BYTES_MAX;
 use super::frame::{REQUEST_BYTES, ReplyHead, ReplyKind, RequestHead, RequestKind, Status};
 use super::server::{CHUNK_TIME_MAX, FetchReader, ServeError, Served, Server};
 use super::stream::ByteStream;
@@ -170,6 +171,7 @@ impl Server {
             }
         };
         let bytes = (*bytes).as_ref();
+        let _turn = if bytes.len() > SMALL_BYTES_MAX { served.begin_transfer().await? } else { None };
         served.answer(&reply);
         served.flush().await?;
         timeout(CHUNK_TIME_MAX, served.stream.send([SourceBuf::from(bytes)])).await??;

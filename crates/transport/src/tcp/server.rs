@@ -583,7 +583,7 @@ impl<W: ByteStream> Served<W> {
     }
 
     /// Begins a large transfer, when its client may. The replies so far do not wait for that.
-    async fn begin_transfer(&mut self) -> Result<Option<OwnedSemaphorePermit>, ServeError> {
+    pub(super) async fn begin_transfer(&mut self) -> Result<Option<OwnedSemaphorePermit>, ServeError> {
         if let Some(turn) = self.share.try_transfer() {
             return Ok(Some(turn));
         }

@@ -1,7 +1,7 @@
 //! What one client may have in progress at a data socket: the others want their share.
 //!
 //! Requests beyond it wait for those before them, over whatever number of connections they come. So a client
-//! with many connections has no more large transfers of memory in progress than one with a few, and no more
+//! with many connections has no more large transfers in progress than one with a few, and no more
 //! memory for reads of disks. The numbers of transfers and connections are those that our clients keep.
 
 use std::collections::BTreeMap;
