@@ -129,6 +129,16 @@ mod tests {
         }
     }
 
+    /// `tests/data/state-1.txt` is the file that an earlier build wrote for `saved(3)`, in hex. A change of
+    /// the format keeps this test, and adds a file.
+    #[test]
+    fn file_of_an_earlier_build_is_read() {
+        let text = include_str!("../tests/data/state-1.txt");
+        let digits: Vec<_> = text.chars().filter_map(|it| it.to_digit(16)).collect();
+        let bytes: Vec<_> = digits.chunks(2).map(|pair| (pair[0] << 4 | pair[1]) as u8).collect();
+        assert_eq!(decode_state(&bytes), Ok(saved(3)));
+    }
+
     #[test]
     fn damaged_files_are_rejected() {
         let bytes = encode_state(&saved(3)).unwrap();
