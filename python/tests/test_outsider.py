@@ -59,6 +59,7 @@ def test_every_listener_is_known(site):
         assert not unknown, f"{process.name} opens {unknown}, and nothing here tests that"
         assert all(it.is_unix or it.host == "127.0.0.1" for it in process.endpoints), process.endpoints
         assert sorted(process.endpoints) == wire.listeners(process.process.pid), "it opened more later"
+    assert all(it.is_unix for it in site.embedded.endpoints), "a port accepts every user of this machine"
     found = {it.name: dict(collections.Counter(it.endpoints.values())) for it in site.processes}
     assert found == {
         "up": {"control": 5, "data": 1, "attach": 1, "http": 2},
@@ -538,6 +539,22 @@ def test_other_user_needs_a_token_on_unix_sockets(site):
     own = "this socket accepts only the user that started the server"
     for name, said in found:
         assert said == (own if name == "embedded" else "the token is missing"), name
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
+def test_other_user_gets_no_bytes_of_an_embedded_store(site):
+    """Its objects on a disk are read through its data socket, by its own user."""
+
+    def ask_everywhere():
+        found = []
+        for endpoint in site.embedded.of("data"):
+            connection, reason = wire.data(endpoint, client=112, segment=site.embedded.segment)
+            connection.close()
+            found.append(reason)
+        return found
+
+    assert ask_everywhere() == [""]
+    assert as_nobody(ask_everywhere) == ["this socket accepts only the user that started the server"]
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")

@@ -98,6 +98,15 @@ impl Door {
         }
     }
 
+    /// Without tokens, a Unix socket accepts only our own user and root. `Err` is the problem.
+    pub(crate) fn admit_user(&self, uid: u32) -> Result<(), &'static str> {
+        let is_stranger = uid != rustix::process::getuid().as_raw() && uid != 0;
+        match self.access.is_open() && is_stranger {
+            true => Err("this socket accepts only the user that started the server"),
+            false => Ok(()),
+        }
+    }
+
     /// Gives the client id to this holder. `Err` is the problem.
     pub(crate) fn bind(&self, client: ClientId, holder: &Holder) -> Result<(), &'static str> {
         if !client.may_be_chosen() {
@@ -115,11 +124,10 @@ impl Door {
             Ok(holder) => holder,
             Err(problem) => return refuse(Reason::Unauthenticated, problem),
         };
-        if self.access.is_open() && is_stranger(peer) {
-            return refuse(
-                Reason::Unauthenticated,
-                "this socket accepts only the user that started the server",
-            );
+        if let Peer::Unix { uid, .. } = peer
+            && let Err(problem) = self.admit_user(uid)
+        {
+            return refuse(Reason::Unauthenticated, problem);
         }
         self.check_role(hello)?;
         access::admit(holder.credential(), hello.role, &hello.namespace, now_ms()).map_err(forbidden)?;
@@ -220,12 +228,6 @@ async fn greet<H: Host>(stream: Stream, host: Arc<H>, pending: Arc<Pending>, is_
     tracing::debug!(%peer, role = ?greeting.hello.role, label, "peer connected");
     Arc::clone(&host).visit(greeting, holder).await;
     tracing::debug!(%peer, label, "peer disconnected");
-}
-
-/// Whether the peer is another user than ours, and not root.
-fn is_stranger(peer: Peer) -> bool {
-    let own = rustix::process::getuid().as_raw();
-    matches!(peer, Peer::Unix { uid, .. } if uid != own && uid != 0)
 }
 
 /// Detects a host that vanished. A process that is only stopped keeps its connection.

@@ -11,7 +11,7 @@ use tiffin_transport::hedge::{BufferOwners, ReadControl};
 use tiffin_transport::local::Local;
 use tiffin_transport::shm::{self, Shm};
 use tiffin_transport::tcp::frame::{DATA_VERSION, HELLO_BYTES, WelcomeHead};
-use tiffin_transport::tcp::{self, Connect, Identity, ReadOptions, Tcp, TcpConnect};
+use tiffin_transport::tcp::{self, Connect, DataListener, Identity, ReadOptions, Tcp, TcpConnect};
 use tiffin_transport::{
     Capability, Counters, Instant, Outcomes, ReadOp, TargetBuf, TransferError, Transport, WriteOp,
 };
@@ -53,17 +53,27 @@ async fn data_socket(counters: &Arc<Counters>) -> (Arc<TestNode>, String, Ends) 
 }
 
 async fn data_socket_with(counters: &Arc<Counters>, tls: Option<TlsServer>) -> (Arc<TestNode>, String, Ends) {
-    let node = Arc::new(TestNode::new());
-    let slots = Arc::clone(&node) as Arc<dyn tcp::SlotAccess>;
-    let server = tcp::Server::new(
-        Arc::clone(node.memory()),
-        slots,
-        Box::new(|_| Ok(Arc::new(tcp::Unlimited))),
-        Arc::clone(counters),
-    );
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
     let address = listener.local_addr().expect("a bound address").to_string();
-    (node, address, Ends(tokio::spawn(server.run_with(listener, tls))))
+    let (node, ends) = serve_on(counters, DataListener::Tcp(listener, tls), |_| Ok(()));
+    (node, address, ends)
+}
+
+/// A test node behind a data socket that requires `admit` of each hello.
+fn serve_on(
+    counters: &Arc<Counters>,
+    listener: DataListener,
+    admit: impl Fn(&tcp::Hello) -> Result<(), String> + Send + Sync + 'static,
+) -> (Arc<TestNode>, Ends) {
+    let node = Arc::new(TestNode::new());
+    let slots = Arc::clone(&node) as Arc<dyn tcp::SlotAccess>;
+    let authorise = move |hello: &tcp::Hello| {
+        admit(hello)?;
+        Ok(Arc::new(tcp::Unlimited) as Arc<dyn tcp::Grant>)
+    };
+    let server =
+        tcp::Server::new(Arc::clone(node.memory()), slots, Box::new(authorise), Arc::clone(counters));
+    (node, Ends(tokio::spawn(server.run_on(listener))))
 }
 
 async fn over_tcp(counters: &Arc<Counters>, connect: Box<dyn Connect>, is_lossy: bool) -> Fixture {
@@ -165,6 +175,33 @@ async fn through_tcp_with_blocking_callers() {
         Fixture { node, transport, is_lossy: false, keep: Box::new(keep) }
     };
     behavior::all(make).await;
+    assert!(counters.tcp.read() > 0 && counters.tcp.written() > 0);
+}
+
+/// The node learns which user is at the other end.
+#[tokio::test(flavor = "multi_thread", worker_threads = 8)]
+async fn through_a_unix_socket() {
+    let counters = Arc::new(Counters::default());
+    let own = tcp::Peer::Local(rustix::process::geteuid().as_raw());
+    for may_block in [false, true] {
+        let number = AtomicU64::new(0);
+        behavior::all(|| async {
+            let number = number.fetch_add(1, Ordering::Relaxed);
+            let name = format!("tiffin-test-{}-data-{may_block}-{number}", std::process::id());
+            let listener = DataListener::Local(shm::listen(&name).expect("a free name"));
+            let admit = move |hello: &tcp::Hello| {
+                if hello.peer == Some(own) { Ok(()) } else { Err(format!("{:?}", hello.peer)) }
+            };
+            let (node, keep) = serve_on(&counters, listener, admit);
+            let segment = node.memory().geometry().segment;
+            let identity = Identity { client: 1, segment, token: String::new() };
+            let tcp = Tcp::new(tcp::local_address(&name), identity, Arc::clone(&counters));
+            let transport: Arc<dyn Transport> =
+                if may_block { Arc::new(Blocking(tcp)) } else { Arc::new(tcp) };
+            Fixture { node, transport, is_lossy: false, keep: Box::new(keep) }
+        })
+        .await;
+    }
     assert!(counters.tcp.read() > 0 && counters.tcp.written() > 0);
 }
 

@@ -277,10 +277,14 @@ pub(super) fn admit(shared: &Weak<Shared>, attach: &shm::AttachRequest) -> Resul
     Ok(())
 }
 
-/// Lets a client use the data socket, as far as its token permits.
+/// Lets a client use the data socket, as far as its token permits. Without tokens, a Unix socket accepts only
+/// the user of the node.
 pub(super) fn admit_data(shared: &Weak<Shared>, hello: &tcp::Hello) -> Result<Arc<dyn tcp::Grant>, String> {
     let shared = shared.upgrade().ok_or("the node is stopping")?;
     let holder = shared.door.holder(&hello.token)?;
+    if let Some(tcp::Peer::Local(uid)) = hello.peer {
+        shared.door.admit_user(uid)?;
+    }
     shared.door.bind(ClientId(hello.client), &holder)?;
     Ok(holder)
 }

@@ -737,7 +737,7 @@ fn spawn(
         let keeper: Arc<dyn tcp::SlotAccess> = Arc::<Shared>::clone(shared);
         let counters = Arc::clone(&shared.counters);
         let server = tcp::Server::new(Arc::clone(&shared.memory), keeper, Box::new(authorise), counters);
-        handles.push(tasks.spawn(watch.watch("the data socket", server.run_with(listener, sockets.tls))));
+        handles.push(tasks.spawn(watch.watch("the data socket", server.run_on(listener))));
     }
     if let (Some(listener), Some(server)) = (sockets.memory, &shared.attachments) {
         handles.push(tasks.spawn(watch.watch("the attach socket", Arc::clone(server).run(listener))));

@@ -3,7 +3,7 @@
 use std::net::{IpAddr, UdpSocket};
 
 use tiffin_rpc::{Address, ClientCertificates, ListenError, Listener, TlsServer};
-use tiffin_transport::shm;
+use tiffin_transport::{shm, tcp};
 use tiffin_types::SegmentId;
 use tiffin_types::message::NodeInfo;
 use tokio::net::{TcpListener, UnixListener};
@@ -14,39 +14,37 @@ use crate::{StartError, host};
 /// The sockets of a node.
 pub(super) struct Sockets {
     pub(super) requests: Option<Listener>,
-    pub(super) bytes: Option<TcpListener>,
+    pub(super) bytes: Option<tcp::DataListener>,
     pub(super) local: Option<Listener>,
     pub(super) memory: Option<UnixListener>,
-    /// Of the TCP sockets.
-    pub(super) tls: Option<TlsServer>,
 }
 
 /// Binds all sockets, and returns their addresses.
 pub(super) async fn bind(config: &NodeConfig, segment: SegmentId) -> Result<(Sockets, NodeInfo), StartError> {
     let tls = TlsServer::open(&config.tls, ClientCertificates::Required)?;
-    let mut sockets = Sockets { requests: None, bytes: None, local: None, memory: None, tls };
+    let mut sockets = Sockets { requests: None, bytes: None, local: None, memory: None };
     let mut info = NodeInfo { segment, host: host::identity(), ..NodeInfo::default() };
     if let Some(listen) = &config.listen {
-        let listener = Listener::bind_with(listen, sockets.tls.clone()).await?;
+        let listener = Listener::bind_with(listen, tls.clone()).await?;
         let data = config.data_listen.clone().unwrap_or_else(|| with_port(listen, 0));
         let (bytes, data) = bind_data(&data).await?;
         info.tcp = advertised(listener.local_address(), config).to_string();
         info.data = advertised(&data, config).to_string();
         sockets.requests = Some(listener);
-        sockets.bytes = Some(bytes);
+        sockets.bytes = Some(tcp::DataListener::Tcp(bytes, tls));
     } else if !config.ssd.is_empty() || config.isolate {
         // Objects on a disk are requested through a socket, and isolated memory is written through one, also
-        // by clients that map the memory.
-        let (bytes, data) = bind_data(&loopback()).await?;
-        info.data = data.to_string();
-        sockets.bytes = Some(bytes);
+        // by clients that map the memory. A Unix socket says which user is at its other end; a loopback port
+        // would accept all of them.
+        let name = format!("tiffin-{segment}-data");
+        sockets.bytes = Some(tcp::DataListener::Local(listen_local(&name)?));
+        info.data = tcp::local_address(&name);
     }
     if config.shared_memory {
         info.unix = format!("tiffin-{segment}");
         info.memory = format!("tiffin-{segment}-memory");
         sockets.local = Some(Listener::bind(&Address::Unix { name: info.unix.clone() }).await?);
-        let address = Address::Unix { name: info.memory.clone() };
-        sockets.memory = Some(shm::listen(&info.memory).map_err(|source| ListenError { address, source })?);
+        sockets.memory = Some(listen_local(&info.memory)?);
     }
     info.name = if !config.name.is_empty() {
         config.name.clone()
@@ -58,8 +56,9 @@ pub(super) async fn bind(config: &NodeConfig, segment: SegmentId) -> Result<(Soc
     Ok((sockets, info))
 }
 
-fn loopback() -> Address {
-    Address::Tcp { host: "127.0.0.1".to_owned(), port: 0 }
+fn listen_local(name: &str) -> Result<UnixListener, ListenError> {
+    let address = Address::Unix { name: name.to_owned() };
+    shm::listen(name).map_err(|source| ListenError { address, source })
 }
 
 async fn bind_data(address: &Address) -> Result<(TcpListener, Address), ListenError> {

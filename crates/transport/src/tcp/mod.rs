@@ -20,6 +20,7 @@ mod checksum_cache;
 mod client;
 mod disk;
 pub mod frame;
+mod listener;
 mod pool;
 mod secure;
 mod server;
@@ -28,6 +29,7 @@ pub mod stream;
 
 pub use client::{ReadOptions, Tcp};
 pub use disk::{Bytes, Fetch, FetchError, Fetched, StagedBytes};
+pub use listener::{DataListener, Peer, local_address};
 pub use pool::{Connect, Connecting, Identity, STREAMS_MAX, TcpConnect};
 pub use server::{
     Applied, Authorise, FetchReader, Grant, Hello, PENDING_MAX, ServeError, Server, SlotAccess, Unlimited,

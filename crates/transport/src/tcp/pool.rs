@@ -6,10 +6,12 @@ use std::future::Future;
 use std::io;
 use std::pin::Pin;
 use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
 
 use tiffin_tls::TlsClient;
-use tokio::net::TcpStream;
+use tokio::net::{TcpStream, UnixStream};
 use tokio::sync::{Semaphore, SemaphorePermit};
+use tokio::time::sleep;
 
 use super::buffered::BufferedStream;
 use super::frame::{HelloHead, Rejection, WelcomeHead};
@@ -23,31 +25,51 @@ pub const STREAMS_MAX: usize = 4;
 /// The same for a disk: its streams mostly wait, and a disk is fast only with many requests.
 pub(super) const DISK_STREAMS_MAX: usize = 32;
 
+/// Before the name of an abstract Unix socket in an address.
+pub(super) const LOCAL_PREFIX: &str = "unix:@";
+/// Pause before the next attempt when the queue of a Unix socket is full.
+const CONNECT_PAUSE: Duration = Duration::from_millis(2);
+
 /// A connection attempt.
 pub type Connecting<'a> = Pin<Box<dyn Future<Output = io::Result<Box<dyn ByteStream>>> + Send + 'a>>;
 
 /// Opens connections. Tests use other implementations than [`TcpConnect`].
 pub trait Connect: Send + Sync {
-    /// Opens a connection to `host:port`.
+    /// Opens a connection to `host:port`, or to `unix:@name`.
     fn connect<'a>(&'a self, address: &'a str) -> Connecting<'a>;
 }
 
-/// Opens TCP connections.
+/// Opens TCP connections, and those to Unix sockets of this host.
 #[derive(Clone, Debug, Default)]
 pub struct TcpConnect {
-    /// Encrypts them, and checks whom they lead to.
+    /// Encrypts TCP connections, and checks whom they lead to.
     pub tls: Option<TlsClient>,
 }
 
 impl Connect for TcpConnect {
     fn connect<'a>(&'a self, address: &'a str) -> Connecting<'a> {
         Box::pin(async move {
+            if let Some(name) = address.strip_prefix(LOCAL_PREFIX) {
+                let stream = connect_local(name).await?;
+                return Ok(Box::new(Socket::local(stream)?) as Box<dyn ByteStream>);
+            }
             let stream = TcpStream::connect(address).await?;
             Ok(match &self.tls {
                 None => Box::new(Socket::new(stream)?) as Box<dyn ByteStream>,
                 Some(tls) => Box::new(secure::connect(stream, tls, address).await?),
             })
         })
+    }
+}
+
+/// Connects to an abstract Unix socket. There is no deadline here: the caller drops the future at its own.
+async fn connect_local(name: &str) -> io::Result<UnixStream> {
+    loop {
+        match UnixStream::connect(format!("\0{name}")).await {
+            // The listener's queue is full, and the system has no event for space in it.
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => sleep(CONNECT_PAUSE).await,
+            connected => return connected,
+        }
     }
 }
 

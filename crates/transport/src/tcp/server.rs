@@ -6,10 +6,9 @@ use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::time::Duration;
 
-use socket2::{SockRef, TcpKeepalive};
 use tiffin_measure::{Operation, Path};
-use tiffin_tls::{TlsServer, is_client_hello};
-use tokio::net::{TcpListener, TcpStream};
+use tiffin_tls::is_client_hello;
+use tokio::net::TcpListener;
 use tokio::sync::{Notify, OwnedSemaphorePermit};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout};
@@ -21,6 +20,7 @@ use super::frame::{
     CHECKSUM_BYTES, DATA_VERSION_MIN, FrameError, HelloHead, REQUEST_BYTES, Rejection, ReplyHead, ReplyKind,
     RequestHead, RequestKind, Status, WelcomeHead,
 };
+use super::listener::{Accepted, DataListener, Peer};
 use super::secure;
 use super::share::{CLIENT_CONNECTIONS_MAX, Clients, Share};
 use super::stream::ByteStream;
@@ -44,7 +44,7 @@ const ACCEPT_REST: Duration = Duration::from_millis(50);
 /// Unwanted bytes are read in pieces of this size and dropped.
 const DISCARD_BYTES: usize = 64 << 10;
 /// Keepalive interval of idle connections.
-const KEEPALIVE: Duration = Duration::from_secs(15);
+pub(super) const KEEPALIVE: Duration = Duration::from_secs(15);
 
 /// Access to the node's slots. An implementation protects the bytes of a transfer from reuse between its
 /// begin and its end. Implemented by the node's shell.
@@ -117,6 +117,8 @@ pub struct Hello {
     pub client: u64,
     /// The client's token.
     pub token: String,
+    /// Where it comes from, if it comes through a listener.
+    pub peer: Option<Peer>,
 }
 
 /// See [`SlotAccess::apply_published`].
@@ -207,6 +209,14 @@ pub struct Server {
     clients: Clients,
 }
 
+/// How a connection came.
+#[derive(Clone, Copy)]
+struct Arrival {
+    peer: Option<Peer>,
+    /// There are as many connections as may be.
+    is_full: bool,
+}
+
 /// One connection: its stream, and replies that are sent together.
 pub(super) struct Served<W> {
     pub(super) stream: BufferedStream<W>,
@@ -231,13 +241,13 @@ impl Server {
         Arc::new(Self { memory, slots, authorise, counters, checksums, pending, clients: Clients::default() })
     }
 
-    /// Serves until the future is dropped, which ends every connection.
+    /// Serves a TCP port without TLS until the future is dropped, which ends every connection.
     pub async fn run(self: Arc<Self>, listener: TcpListener) {
-        self.run_with(listener, None).await;
+        self.run_on(DataListener::Tcp(listener, None)).await;
     }
 
-    /// The same; connections are encrypted if there is a certificate.
-    pub async fn run_with(self: Arc<Self>, listener: TcpListener, tls: Option<TlsServer>) {
+    /// The same for any listener.
+    pub async fn run_on(self: Arc<Self>, listener: DataListener) {
         let mut tasks = JoinSet::new();
         loop {
             let accepted = listener.accept().await;
@@ -247,17 +257,12 @@ impl Server {
                 }
             }
             match accepted {
-                Ok((stream, from)) => {
+                Ok(accepted) => {
                     let (server, is_full) = (Arc::clone(&self), tasks.len() >= CONNECTIONS_MAX);
-                    let tls = tls.clone();
-                    prepare(&stream);
                     tasks.spawn(async move {
-                        let served = match tls {
-                            None => server.serve(stream, is_full).await,
-                            Some(tls) => server.serve_opened(secure::accept(stream, &tls), is_full).await,
-                        };
-                        if let Err(error) = served {
-                            tracing::debug!(%from, %error, "a data connection ended");
+                        let peer = accepted.peer();
+                        if let Err(error) = server.serve_accepted(accepted, is_full).await {
+                            tracing::debug!(%peer, %error, "a data connection ended");
                         }
                     });
                 }
@@ -269,22 +274,33 @@ impl Server {
         }
     }
 
+    async fn serve_accepted(&self, accepted: Accepted, is_full: bool) -> Result<(), ServeError> {
+        let arrival = Arrival { peer: Some(accepted.peer()), is_full };
+        match accepted {
+            Accepted::Tcp(stream, _, None) => self.serve_opened(ready(Ok(stream)), arrival).await,
+            Accepted::Tcp(stream, _, Some(tls)) => {
+                self.serve_opened(secure::accept(stream, &tls), arrival).await
+            }
+            Accepted::Local(stream, _) => self.serve_opened(ready(Ok(stream)), arrival).await,
+        }
+    }
+
     /// Serves one connection until it ends.
     pub async fn serve(&self, wire: impl ByteStream, is_full: bool) -> Result<(), ServeError> {
-        self.serve_opened(ready(Ok(wire)), is_full).await
+        self.serve_opened(ready(Ok(wire)), Arrival { peer: None, is_full }).await
     }
 
     /// The same for one that is still opened. That takes part in the time limit of the hello.
     async fn serve_opened<W: ByteStream>(
         &self,
         opened: impl Future<Output = io::Result<W>>,
-        is_full: bool,
+        arrival: Arrival,
     ) -> Result<(), ServeError> {
         let cut = Arc::new(Notify::new());
         let pending = self.pending.enter(&cut);
         let welcomed = async {
             let mut stream = BufferedStream::unauthenticated(opened.await?);
-            let admitted = self.welcome(&mut stream, is_full).await?;
+            let admitted = self.welcome(&mut stream, arrival).await?;
             Ok::<_, ServeError>((stream, admitted))
         };
         let (mut stream, (grant, open)) = tokio::select! {
@@ -334,7 +350,7 @@ impl Server {
     async fn welcome(
         &self,
         stream: &mut BufferedStream<impl ByteStream>,
-        is_full: bool,
+        arrival: Arrival,
     ) -> Result<(Arc<dyn Grant>, Open<'_>), ServeError> {
         let bytes = stream.array(false).await?;
         let head = match HelloHead::decode(&bytes) {
@@ -356,11 +372,11 @@ impl Server {
         let Ok(token) = String::from_utf8(token) else {
             return refuse(stream, version, Rejection::Refused, "the token is not text".to_owned()).await;
         };
-        if is_full {
+        if arrival.is_full {
             let reason = format!("there are already {CONNECTIONS_MAX} connections");
             return refuse(stream, version, Rejection::Refused, reason).await;
         }
-        let grant = match (self.authorise)(&Hello { client: head.client, token }) {
+        let grant = match (self.authorise)(&Hello { client: head.client, token, peer: arrival.peer }) {
             Ok(grant) => grant,
             Err(reason) => return refuse(stream, version, Rejection::Refused, reason).await,
         };
@@ -638,19 +654,6 @@ async fn refuse<T>(
 ) -> Result<T, ServeError> {
     stream.send([SourceBuf::from(&WelcomeHead::encode(version, Err(why), &reason)[..])]).await?;
     Err(ServeError::Refused(reason))
-}
-
-/// Small replies must not be delayed, and a vanished host must be detected.
-fn prepare(stream: &TcpStream) {
-    let keepalive = TcpKeepalive::new().with_time(KEEPALIVE).with_interval(KEEPALIVE);
-    let socket = SockRef::from(stream);
-    for (what, set) in
-        [("TCP_NODELAY", stream.set_nodelay(true)), ("keepalive", socket.set_tcp_keepalive(&keepalive))]
-    {
-        if let Err(error) = set {
-            tracing::warn!(%error, what, "a socket option could not be set");
-        }
-    }
 }
 
 struct Open<'a> {

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
-use tokio::net::TcpStream;
+use tokio::net::{TcpStream, UnixStream};
 
 use crate::buffer::{Run, SourceBuf, TargetBuf};
 
@@ -75,7 +75,18 @@ impl Socket {
         stream.set_nodelay(true)?;
         let stream = stream.into_std()?;
         stream.set_nonblocking(false)?;
-        Ok(Self { file: Arc::new(stream.into()), watched: None, wait_mode: WaitMode::Task, timeout_ms: 0 })
+        Ok(Self::of(stream.into()))
+    }
+
+    /// The same for a Unix socket.
+    pub(super) fn local(stream: UnixStream) -> io::Result<Self> {
+        let stream = stream.into_std()?;
+        stream.set_nonblocking(false)?;
+        Ok(Self::of(stream.into()))
+    }
+
+    fn of(file: OwnedFd) -> Self {
+        Self { file: Arc::new(file), watched: None, wait_mode: WaitMode::Task, timeout_ms: 0 }
     }
 
     fn watched(&mut self) -> io::Result<&AsyncFd<Arc<OwnedFd>>> {
@@ -182,39 +193,47 @@ impl ByteStream for Socket {
     }
 }
 
-impl ByteStream for TcpStream {
-    fn poll_receive(
-        self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        targets: &[TargetBuf<'_>],
-    ) -> Poll<io::Result<usize>> {
-        loop {
-            ready!(self.poll_read_ready(context))?;
-            match self.try_io(Interest::READABLE, || receive(&*self, targets, libc::MSG_DONTWAIT)) {
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                received => return Poll::Ready(received),
+/// Implements [`ByteStream`] for a stream of the runtime.
+macro_rules! byte_stream {
+    ($stream:ty) => {
+        impl ByteStream for $stream {
+            fn poll_receive(
+                self: Pin<&mut Self>,
+                context: &mut Context<'_>,
+                targets: &[TargetBuf<'_>],
+            ) -> Poll<io::Result<usize>> {
+                loop {
+                    ready!(self.poll_read_ready(context))?;
+                    match self.try_io(Interest::READABLE, || receive(&*self, targets, libc::MSG_DONTWAIT)) {
+                        Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                        received => return Poll::Ready(received),
+                    }
+                }
+            }
+
+            fn poll_send(
+                self: Pin<&mut Self>,
+                context: &mut Context<'_>,
+                sources: &[SourceBuf<'_>],
+            ) -> Poll<io::Result<usize>> {
+                loop {
+                    ready!(self.poll_write_ready(context))?;
+                    match self.try_io(Interest::WRITABLE, || send(&*self, sources, libc::MSG_DONTWAIT)) {
+                        Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                        sent => return Poll::Ready(sent),
+                    }
+                }
+            }
+
+            fn is_idle(&self) -> bool {
+                is_idle(self)
             }
         }
-    }
-
-    fn poll_send(
-        self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        sources: &[SourceBuf<'_>],
-    ) -> Poll<io::Result<usize>> {
-        loop {
-            ready!(self.poll_write_ready(context))?;
-            match self.try_io(Interest::WRITABLE, || send(&*self, sources, libc::MSG_DONTWAIT)) {
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                sent => return Poll::Ready(sent),
-            }
-        }
-    }
-
-    fn is_idle(&self) -> bool {
-        is_idle(self)
-    }
+    };
 }
+
+byte_stream!(TcpStream);
+byte_stream!(UnixStream);
 
 impl<W: ByteStream + ?Sized> ByteStream for Box<W> {
     fn poll_receive(
