@@ -12,8 +12,8 @@ pub struct NodeInfo {
     pub name: String,
     /// `host:port` of its control socket for other hosts; empty if there is none.
     pub tcp: String,
-    /// `host:port` of its data socket for other hosts, or `unix:@name` if it is for its own host only; empty if
-    /// there is none.
+    /// `host:port` of its data socket for other hosts, or `unix:@name` if it is for its own host only; empty
+    /// if there is none.
     pub data: String,
     /// The abstract Unix socket for control connections of its own host; empty if there is none.
     pub unix: String,
