@@ -455,6 +455,8 @@ points! {
     CheckedPublished,
     /// The invariant was checked on something.
     CheckedReplaced,
+    /// A home node is told what to retire right before the answer.
+    AnsweredBehind,
     /// The invariant was checked on something.
     CheckedResurrection,
     /// The invariant was checked on something.

@@ -24,6 +24,15 @@ pub(crate) struct Deciding {
     pub(crate) complete: bool,
 }
 
+/// An answer on its way to the home node of its objects, which passes it on to their writer.
+#[derive(Debug)]
+pub(crate) struct OnItsWay {
+    segment: SegmentId,
+    /// Each with its outcome, the generation that it replaces, and how often that one was restored.
+    items: Vec<(DecideItem, CommitOutcome, Option<(Generation, u32)>)>,
+    complete: bool,
+}
+
 impl Oracle {
     pub(crate) fn begin_deciding(
         &mut self,
@@ -51,9 +60,11 @@ impl Oracle {
         deciding.into_iter().flat_map(|it| &it.items).map(|(home, it)| (*home, it.item.slot_ref)).collect()
     }
 
+    /// Decisions are answered, to the writer or to the home node.
     pub(crate) fn all_decided<'a>(
         &mut self,
         to: (ConnId, RequestId),
+        home: Option<SegmentId>,
         outcomes: impl Iterator<Item = Option<&'a CommitOutcome>> + Clone,
         memories: &Memories,
         coverage: &mut Coverage,
@@ -68,15 +79,45 @@ impl Oracle {
             let is_late = deciding.late || self.deciding.values().any(|it| it.items.iter().any(same));
             self.decided(*segment, item, outcome, is_late);
             self.put_with_ttl(outcome, item.item.options.ttl_ms);
-            self.supersedes(item, outcome, memories, coverage);
+            let others = memories.iter().filter(|it| Some(*it.0) != home);
+            self.supersedes(item, outcome, others, coverage);
         }
-        for (outcome, old) in outcomes.zip(&deciding.replaced) {
-            let Some(outcome) = outcome else { continue };
-            self.replaced(outcome, *old, deciding.complete, memories, coverage);
+        let known = |old: Generation| Some((old, self.objects.get(&old)?.returns));
+        let olds: Vec<_> = deciding.replaced.iter().map(|it| it.and_then(known)).collect();
+        match home {
+            // What the home lets read does not matter until it has the answer.
+            Some(segment) => {
+                let items = deciding.items.into_iter().zip(outcomes.clone()).zip(olds);
+                let item = |(((_, item), outcome), old): ((_, Option<&CommitOutcome>), _)| {
+                    Some((item, outcome?.clone(), old))
+                };
+                let items = items.filter_map(item).collect();
+                self.on_their_way.insert(to, OnItsWay { segment, items, complete: deciding.complete });
+            }
+            None => {
+                for (outcome, old) in outcomes.zip(olds) {
+                    let Some(outcome) = outcome else { continue };
+                    self.replaced(outcome, old, deciding.complete, memories, coverage);
+                }
+            }
         }
         // After an old decision the object may have been removed meanwhile, and an older one restored.
         if deciding.late {
             self.newest = before;
+        }
+    }
+
+    /// An answer arrives at the home node of its objects.
+    pub(crate) fn decision_arrives(
+        &mut self,
+        to: (ConnId, RequestId),
+        memories: &Memories,
+        coverage: &mut Coverage,
+    ) {
+        let Some(OnItsWay { segment, items, complete }) = self.on_their_way.remove(&to) else { return };
+        for (item, outcome, old) in items {
+            self.supersedes(&item, &outcome, memories.iter().filter(|it| *it.0 == segment), coverage);
+            self.replaced(&outcome, old, complete, memories, coverage);
         }
     }
 

@@ -234,6 +234,10 @@ impl World {
             }
             Incoming::Reply(id, reply) => {
                 let segment = shell.segment;
+                if matches!(reply, Reply::Decided(_)) {
+                    // The home passes the answer on: what it has applied by now counts.
+                    self.oracle.decision_arrives((conn, id), &self.memories, &mut self.coverage);
+                }
                 let is_member = |it: &Self| {
                     it.nodes.get(node).and_then(|it| it.core.as_ref()).is_some_and(Node::is_member)
                 };

@@ -18,7 +18,7 @@ use tiffin_types::{
 
 use crate::{
     coverage::{Coverage, Point},
-    decisions::Deciding,
+    decisions::{Deciding, OnItsWay},
     invariants::expiry::WallClock,
     invariants::full::SinglePut,
     invariants::p2::{Dead, Victim},
@@ -206,6 +206,7 @@ pub(crate) struct Oracle {
     /// Copies of undecided objects whose name was deleted: their generation was not known yet.
     pub(crate) undecided: BTreeSet<(SegmentId, SlotRef)>,
     pub(crate) deciding: BTreeMap<(ConnId, RequestId), Deciding>,
+    pub(crate) on_their_way: BTreeMap<(ConnId, RequestId), OnItsWay>,
     pub(crate) cause: Cause,
     node_names: BTreeMap<String, Vec<SegmentId>>,
     /// Nodes that the master has registered, and not lost since.
@@ -559,11 +560,11 @@ impl Oracle {
         match reply {
             Reply::Decided(outcomes) => {
                 self.decide_answered(to, outcomes);
-                self.all_decided(to, outcomes.iter().map(Some), memories, coverage);
+                self.all_decided(to, segment, outcomes.iter().map(Some), memories, coverage);
             }
             Reply::Published(outcomes) => {
                 self.publish_answered(to, outcomes, memories);
-                self.all_decided(to, outcomes.iter().map(Option::as_ref), memories, coverage);
+                self.all_decided(to, None, outcomes.iter().map(Option::as_ref), memories, coverage);
             }
             Reply::Deleted(outcomes) => {
                 let Some(deleting) = self.deleting.remove(&to) else { return };

@@ -9,7 +9,7 @@ use tiffin_types::{
 };
 
 use crate::{
-    coverage::Coverage,
+    coverage::{Coverage, Point},
     keyspace::{self, Name},
     oracle::{Cause, Oracle, Sender, record_name},
 };
@@ -180,6 +180,11 @@ impl Oracle {
                     self.on_settle(to, record);
                 }
                 settle.abort.iter().for_each(|slot_ref: &SlotRef| self.gives_back(to, *slot_ref));
+                self.on_retires(segment, &settle.retire);
+                if !settle.retire.is_empty() {
+                    coverage.hit(Point::AnsweredBehind);
+                }
+                settle.retire.iter().for_each(|slot_ref| self.retires(now, to, *slot_ref, coverage));
             }
             MasterToMember::Demote(items) => self.demotes((conn, id), now, to, items),
             MasterToMember::Promote(items) => items.iter().for_each(|it| self.promotes(to, it.into)),

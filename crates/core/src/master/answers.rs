@@ -72,6 +72,7 @@ impl Master {
                 self.retires.unconfirmed(o, node, id, &it, op)
             }
             (Wait::Publish(objects, op), reply) => self.retires.heard_of(o, node, id, &objects, op, reply),
+            (Wait::Replace(objects), reply) => self.retires.has_replaced(o, node, id, &objects, reply),
             // A node that refuses to settle has none of these copies: the put has no other to wait for there.
             (Wait::Settle(replicas, op), _) => {
                 let lost: Vec<_> = replicas.iter().map(|it| it.2).collect();

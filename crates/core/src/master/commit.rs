@@ -6,9 +6,10 @@
 use std::{collections::BTreeMap, sync::Arc};
 
 use super::{
-    Objects, Retires, Wait,
+    Objects, OpId, Retires, Wait,
     catalog::{NamespaceIndex, NewObject, NodeIndex, Object, ObjectIndex},
-    delete::{Answer, Awaited},
+    context::{HeldRetires, HeldStage},
+    delete::{Answer, Awaited, Held},
     members::{Member, Standing},
     pending_retires::Name,
     refuse,
@@ -24,6 +25,10 @@ use crate::{
     sabotage::sabotaged,
     space_for,
 };
+
+/// Maximum number of objects that a message stores, and of copies that it retires, if the answer is sent
+/// without waiting for it: a message that is too large would be refused.
+const RETIRED_BEHIND_MAX: usize = 1 << 10;
 
 /// The messages to the nodes of a batch other than the one that asks.
 pub(super) type Others = BTreeMap<NodeIndex, (Settle, Vec<(ObjectIndex, Generation, SlotRef)>)>;
@@ -67,10 +72,15 @@ impl Retires {
             }
             outcomes.push(outcome);
         }
+        let op = o.cx.next_op();
+        let answer = Answer::Decide(outcomes);
+        if nameless.is_empty() && o.is_answered_behind(conn, node, &others, &replaced) {
+            o.replace_behind(node, others, replaced, op);
+            return answer.send(o, (conn, id));
+        }
         // Until its node has recorded it, a copy belongs to the writer and is lost with it. The writer may
         // exit once it has its answer, so the answer waits for the copies. It does not wait for a node that
         // is already silent.
-        let op = o.cx.next_op();
         let mut copies = BTreeMap::new();
         for (other, (settle, replicas)) in others {
             // The home is told before its answer if the objects replace others, which are retired after that.
@@ -83,14 +93,53 @@ impl Retires {
             copies.extend(id.filter(|_| speaks || other == node).map(|id| (id, other)));
         }
         let asked = o.cx.retire(nameless, Some(op));
-        let held = BTreeMap::from_iter((!replaced.is_empty()).then_some((node, replaced)));
-        let answer = Answer::Decide(outcomes);
+        let held = Held { copies: replaced, stage: HeldStage::Held };
+        let held = BTreeMap::from_iter((!held.copies.is_empty()).then_some((node, held)));
         let awaited = Awaited { items, asked, in_any_case: copies, held };
         self.answer_when(o, op, (conn, id), answer, awaited, decide.wait_ms);
     }
 }
 
 impl Objects {
+    /// Whether the answer to a home node that asks can be sent at once: if only that node has copies, of the
+    /// objects and of those that they replace. It receives the message about both before the answer, on the
+    /// same connection, and answers the writer after that.
+    fn is_answered_behind(
+        &self,
+        conn: ConnId,
+        home: NodeIndex,
+        others: &Others,
+        replaced: &[(NodeIndex, SlotRef)],
+    ) -> bool {
+        let is_its = |it: &Member| it.conn == Some(conn) && it.standing == Standing::Ready;
+        !replaced.is_empty()
+            && replaced.len() <= RETIRED_BEHIND_MAX
+            && replaced.iter().all(|it| it.0 == home)
+            && others.len() == 1
+            && others.get(&home).is_some_and(|it| it.1.len() <= RETIRED_BEHIND_MAX)
+            && self.cx.members.get(home).is_some_and(is_its)
+    }
+
+    /// Sends such a message.
+    fn replace_behind(
+        &mut self,
+        home: NodeIndex,
+        others: Others,
+        replaced: Vec<(NodeIndex, SlotRef)>,
+        op: OpId,
+    ) {
+        for (_, (mut settle, objects)) in others {
+            let is_told = !sabotaged!(self.cx.config.sabotage, AnswerUnretired);
+            let stage = if is_told { HeldStage::Sent } else { HeldStage::Held };
+            if is_told {
+                settle.retire.extend(replaced.iter().map(|it| it.1));
+            }
+            let id = self.cx.ask(home, MasterToMember::Settle(settle), Wait::Replace(objects));
+            let held = HeldRetires { home, copies: replaced.clone(), op, stage };
+            id.into_iter().for_each(|id| _ = self.cx.held_retires.insert(id, held.clone()));
+        }
+    }
+
     /// Removes replicas from the catalog that their node could not commit.
     pub(super) fn settled(
         &mut self,

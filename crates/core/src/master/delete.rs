@@ -12,7 +12,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use super::{
     Caller, Master, Objects, OpId,
     catalog::{NodeIndex, ObjectIndex},
-    context::HeldRetires,
+    context::{HeldRetires, HeldStage},
     delete_matching::Dropping,
     leases::Acked,
     members::Standing,
@@ -60,7 +60,14 @@ pub(super) struct Awaited {
     pub(super) asked: BTreeMap<RequestId, NodeIndex>,
     pub(super) in_any_case: BTreeMap<RequestId, NodeIndex>,
     /// Copies that are retired once the message to a node about their successors is certain to arrive.
-    pub(super) held: BTreeMap<NodeIndex, Vec<(NodeIndex, SlotRef)>>,
+    pub(super) held: BTreeMap<NodeIndex, Held>,
+}
+
+/// Such copies.
+#[derive(Debug, Default)]
+pub(super) struct Held {
+    pub(super) copies: Vec<(NodeIndex, SlotRef)>,
+    pub(super) stage: HeldStage,
 }
 
 /// The content of an answer.
@@ -316,11 +323,11 @@ impl Retires {
     ) {
         let Awaited { items, mut asked, in_any_case, held } = awaited;
         let mut waits: BTreeSet<NodeIndex> = asked.values().copied().collect();
-        for (home, copies) in held {
+        for (home, Held { copies, stage }) in held {
             match in_any_case.iter().find(|(_, node)| **node == home) {
                 Some((id, _)) => {
                     waits.extend(copies.iter().map(|it| it.0));
-                    o.cx.held_retires.insert(*id, HeldRetires { home, copies, op });
+                    o.cx.held_retires.insert(*id, HeldRetires { home, copies, op, stage });
                 }
                 None => asked.extend(o.cx.retire(copies, Some(op))),
             }
@@ -372,10 +379,48 @@ impl Retires {
         self.awaits_no_longer(o, id, op);
     }
 
+    /// A node has stored objects and then retired what they replace, or rejects the message.
+    pub(super) fn has_replaced(
+        &mut self,
+        o: &mut Objects,
+        node: NodeIndex,
+        id: RequestId,
+        objects: &[(ObjectIndex, Generation, SlotRef)],
+        reply: Reply,
+    ) {
+        let Reply::Settled(settled) = reply else {
+            let lost: Vec<_> = objects.iter().map(|it| it.2).collect();
+            o.settled(node, objects, &lost);
+            return self.retire_held(o, id);
+        };
+        o.cx.report(node, settled.usage);
+        o.settled(node, objects, &settled.lost);
+        self.confirmed_behind(o, node, id, None);
+    }
+
+    /// A node has stored objects, and retired what the same message retires.
+    pub(super) fn confirmed_behind(
+        &mut self,
+        o: &mut Objects,
+        node: NodeIndex,
+        id: RequestId,
+        op: Option<OpId>,
+    ) {
+        match o.cx.take_sent(id) {
+            Some(slot_refs) => self.retired(o, node, id, &slot_refs, op),
+            None => self.confirmed(o, id, op),
+        }
+    }
+
     /// Retires the predecessors of objects that are stored now. The answer waits for that, too, unless its
     /// deadline has passed.
     pub(super) fn retire_held(&mut self, o: &mut Objects, id: RequestId) {
-        let Some(HeldRetires { home, copies, op }) = o.cx.held_retires.remove(&id) else { return };
+        // The node has not confirmed the message that retires them.
+        let is_sent = |it: &HeldRetires| it.stage != HeldStage::Held;
+        if o.cx.waits.contains_key(&id) && o.cx.held_retires.get(&id).is_some_and(is_sent) {
+            return;
+        }
+        let Some(HeldRetires { home, copies, op, .. }) = o.cx.held_retires.remove(&id) else { return };
         let nodes: BTreeSet<_> = copies.iter().map(|it| it.0).collect();
         let asked = o.cx.retire_replaced(home, copies, op);
         let Some(confirming) = self.confirms.get_mut(&op) else { return };

@@ -489,11 +489,12 @@ impl Master {
                 Some((_, Wait::Settle(_, op))) => self.retires.confirmed(&mut self.objects, id, op),
                 // The node receives it again when it returns.
                 Some((_, Wait::Publish(objects, op))) => {
-                    if let Some(member) = self.objects.cx.members.get_mut(node) {
-                        member.unheard.extend(objects.into_iter().map(|it| (it.2, (it.0, it.1))));
-                    }
+                    self.objects.cx.note_unheard(node, objects);
+                    self.objects.cx.owe_withdrawn(node, id);
                     self.retires.not_published(&mut self.objects, node, id, op);
                 }
+                // The same. What the objects replace is retired after that.
+                Some((_, Wait::Replace(objects))) => self.objects.cx.note_unheard(node, objects),
                 None => (),
             }
         }
@@ -585,6 +586,7 @@ impl Master {
                 Wait::Publish(_, op) => published.push((*id, *op)),
                 Wait::Allocate(..)
                 | Wait::Retire(..)
+                | Wait::Replace(_)
                 | Wait::Withdraw(..)
                 | Wait::SetAttributes(..)
                 | Wait::Inspect(..)

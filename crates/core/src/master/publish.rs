@@ -27,14 +27,15 @@ use super::{
     Caller, Context, Master, Objects, OpId, Retires, Wait,
     catalog::{NodeIndex, ObjectIndex},
     commit::{Others, Written},
-    delete::{Answer, Awaited},
-    members::Standing,
+    context::{HeldStage, RETIRE_MAX},
+    delete::{Answer, Awaited, Held},
+    members::{Member, Standing},
     refuse,
 };
 use crate::{
     BATCH_ITEMS_MAX, ConnId, Generation, RequestId, SlotRef,
     attributes::Attributes,
-    message::{MasterToMember, Publish, PublishItem, Reason, Record, Reply, Settled},
+    message::{MasterToMember, Publish, PublishItem, Reason, Record, Reply, Settle, Settled},
     sabotage::sabotaged,
 };
 
@@ -52,7 +53,7 @@ impl Retires {
             return o.cx.reply(conn, id, reply);
         }
         let mut outcomes = Vec::with_capacity(publish.items.len());
-        let mut held: BTreeMap<NodeIndex, Vec<_>> = BTreeMap::new();
+        let mut held: BTreeMap<NodeIndex, Held> = BTreeMap::new();
         let mut told = Others::new();
         let mut homes: BTreeMap<NodeIndex, Vec<usize>> = BTreeMap::new();
         let mut items: BTreeMap<NodeIndex, Vec<usize>> = BTreeMap::new();
@@ -67,16 +68,19 @@ impl Retires {
             old.iter().for_each(|(node, _)| items.entry(*node).or_default().push(index));
             homes.entry(home).or_default().push(index);
             if !old.is_empty() {
-                held.entry(home).or_default().extend(old);
+                held.entry(home).or_default().copies.extend(old);
             }
             outcomes.push(Some(outcome));
         }
         let op = o.cx.next_op();
         let mut sent = BTreeMap::new();
         let mut behind = Vec::new();
-        for (node, (settle, objects)) in told {
+        for (node, (mut settle, objects)) in told {
+            if let Some(held) = held.get_mut(&node) {
+                o.cx.retire_with(node, &mut settle, held);
+            }
             let names: usize = settle.commit.iter().map(|it| it.key.as_bytes().len()).sum();
-            let words = settle.commit.len() + settle.abort.len();
+            let words = settle.commit.len() + settle.abort.len() + settle.retire.len();
             let id = o.cx.ask(node, MasterToMember::Settle(settle), Wait::Publish(objects, op));
             sent.extend(id.map(|id| (id, node)));
             behind.push((node, words, names));
@@ -103,7 +107,7 @@ impl Retires {
         if let Reply::Settled(settled) = reply {
             o.cx.report(node, settled.usage);
             o.settled(node, objects, &settled.lost);
-            return self.confirmed(o, id, Some(op));
+            return self.confirmed_behind(o, node, id, Some(op));
         }
         let lost: Vec<_> = objects.iter().map(|it| it.2).collect();
         o.settled(node, objects, &lost);
@@ -121,7 +125,7 @@ impl Retires {
             match found {
                 Some((_, Wait::Publish(objects, op))) => {
                     o.settled(node, &objects, &settled.lost);
-                    self.confirmed(o, *id, Some(op));
+                    self.confirmed_behind(o, node, *id, Some(op));
                 }
                 Some((_, Wait::Withdraw(slot_refs, op))) => {
                     self.retired(o, node, *id, &slot_refs, op);
@@ -155,7 +159,11 @@ impl Master {
     /// The message of an [`Effect::SendLedger`](super::Effect::SendLedger) is in the node's socket buffer.
     pub fn sent(&mut self, id: RequestId) {
         let op = match self.objects.cx.waits.get(&id) {
-            Some((_, Wait::Publish(_, op))) => Some(*op),
+            Some((node, Wait::Publish(_, op))) => {
+                let (node, op) = (*node, *op);
+                self.objects.cx.withdraw_held(node, id);
+                Some(op)
+            }
             Some((node, Wait::Withdraw(slot_refs, op))) => {
                 let (node, slot_refs, op) = (*node, slot_refs.clone(), *op);
                 self.objects.cx.withdraw(node, slot_refs);
@@ -168,6 +176,23 @@ impl Master {
 }
 
 impl Context {
+    /// Adds to a message through the ledger what its objects replace, if the node has all of that and the
+    /// master can withdraw it.
+    fn retire_with(&self, node: NodeIndex, settle: &mut Settle, held: &mut Held) {
+        let can_withdraw = |it: &Member| it.can_withdraw && it.standing == Standing::Ready;
+        let is_one = held.copies.iter().all(|it| it.0 == node) && held.copies.len() <= RETIRE_MAX;
+        if is_one && self.members.get(node).is_some_and(can_withdraw) {
+            settle.retire.extend(held.copies.iter().map(|it| it.1));
+            held.stage = HeldStage::Sent;
+        }
+    }
+
+    /// These publications may not have reached the node: it receives them when it registers.
+    pub(super) fn note_unheard(&mut self, node: NodeIndex, objects: Vec<(ObjectIndex, Generation, SlotRef)>) {
+        let Some(member) = self.members.get_mut(node) else { return };
+        member.unheard.extend(objects.into_iter().map(|it| (it.2, (it.0, it.1))));
+    }
+
     /// Records of published objects that a registering node may not have received.
     pub(super) fn unheard(&self, node: NodeIndex) -> Vec<Record> {
         if sabotaged!(self.config.sabotage, ForgetPublished) {

@@ -112,7 +112,7 @@ impl Oracle {
     pub(crate) fn replaced(
         &mut self,
         outcome: &CommitOutcome,
-        old: Option<Generation>,
+        old: Option<(Generation, u32)>,
         complete: bool,
         memories: &Memories,
         coverage: &mut Coverage,
@@ -126,10 +126,8 @@ impl Oracle {
             | CommitOutcome::Stale
             | CommitOutcome::Removed => return,
         };
-        let Some(generation) = old else { return };
-        let Some((name, returns)) = self.objects.get(&generation).map(|it| (it.name, it.returns)) else {
-            return;
-        };
+        let Some((generation, returns)) = old else { return };
+        let Some(name) = self.objects.get(&generation).map(|it| it.name) else { return };
         coverage.hit(Point::CheckedReplaced);
         let victims = [Victim { generation, returns, gone: false }];
         self.deleted(name, &victims, &outcome, complete, memories, coverage);
@@ -155,13 +153,13 @@ impl Oracle {
         self.newest.insert(name, generation.max(newest));
     }
 
-    /// A put is answered: no older object of that key can be read from a cached location, except on a node
-    /// that could not be informed.
-    pub(crate) fn supersedes(
+    /// A put is answered: no older object of that key can be read from a cached location in these memories,
+    /// except on a node that could not be informed.
+    pub(crate) fn supersedes<'a>(
         &mut self,
         item: &DecideItem,
         outcome: &CommitOutcome,
-        memories: &Memories,
+        memories: impl Iterator<Item = (&'a SegmentId, &'a Memory)>,
         coverage: &mut Coverage,
     ) {
         let generation = match outcome {
@@ -190,7 +188,7 @@ impl Oracle {
                 || memory.slots().any(|(slot_ref, _)| is_any(segment, slot_ref))
         };
         let mut is_shadowed = false;
-        for (segment, memory) in memories.iter().filter(|(_, it)| it.alive) {
+        for (segment, memory) in memories.filter(|(_, it)| it.alive) {
             let joined = self.joined.contains(segment);
             if joined && memory.is_member() && still(*segment, memory) {
                 let what =

@@ -39,7 +39,7 @@ use crate::{
 };
 
 /// Maximum number of copies that one message retires, so that a large one does not delay others.
-const RETIRE_MAX: usize = 1 << 14;
+pub(in crate::master) const RETIRE_MAX: usize = 1 << 14;
 /// Maximum number of bytes in the ledger before the node is asked to read it: about 200 puts of one object,
 /// or 40 of many. With default limits, a socket buffer holds 1.5 times as much.
 const LEDGER_BYTES_MAX: usize = 256 << 10;
@@ -52,13 +52,26 @@ const POLL_PAUSE_MS: u64 = 2;
 
 /// Copies of replaced objects that are retired after their successors are stored. If the master dies between
 /// both, the old object exists, the new one, or both.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(in crate::master) struct HeldRetires {
     /// The node of the successors.
     pub(in crate::master) home: NodeIndex,
     pub(in crate::master) copies: Vec<(NodeIndex, SlotRef)>,
     /// The operation whose answer waits for the retires.
     pub(in crate::master) op: OpId,
+    pub(in crate::master) stage: HeldStage,
+}
+
+/// What a home node has been told of the copies that its new objects replace.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(in crate::master) enum HeldStage {
+    /// Nothing yet.
+    #[default]
+    Held,
+    /// The message about the successors retires them as well, behind these.
+    Sent,
+    /// The same, and no reader validates them.
+    Withdrawn,
 }
 
 /// See the module.
@@ -208,9 +221,13 @@ impl Context {
         replicas: Vec<(NodeIndex, SlotRef)>,
         op: OpId,
     ) -> BTreeMap<RequestId, NodeIndex> {
+        // A retire behind an open message about the successor arrives behind it.
+        let is_open = |(id, it): &(&RequestId, &HeldRetires)| {
+            it.stage == HeldStage::Held || !self.waits.contains_key(id)
+        };
         let is_older = |copy: &(NodeIndex, SlotRef)| {
             self.members.get(copy.0).is_some_and(|it| it.is_saved(copy.1))
-                || self.held_retires.values().any(|it| it.copies.contains(copy))
+                || self.held_retires.iter().filter(is_open).any(|it| it.1.copies.contains(copy))
         };
         let (older, newer): (Vec<_>, Vec<_>) = replicas.into_iter().partition(is_older);
         let mut asked = self.retire(older.clone(), Some(op));
@@ -279,6 +296,31 @@ impl Context {
         }
     }
 
+    /// The message about these successors is certain to reach the node: what it retires as well is withdrawn.
+    pub(super) fn withdraw_held(&mut self, node: NodeIndex, id: RequestId) {
+        let held = self.held_retires.get_mut(&id).filter(|it| it.stage == HeldStage::Sent);
+        let Some(held) = held else { return };
+        held.stage = HeldStage::Withdrawn;
+        let slot_refs: Vec<_> = held.copies.iter().map(|it| it.1).collect();
+        self.members.get_mut(node).into_iter().for_each(|it| it.retiring.extend(&slot_refs));
+        self.withdraw(node, slot_refs);
+    }
+
+    /// Takes the copies that a message about their successors has retired as well.
+    pub(super) fn take_sent(&mut self, id: RequestId) -> Option<Vec<SlotRef>> {
+        self.held_retires.get(&id).filter(|it| it.stage != HeldStage::Held)?;
+        Some(self.held_retires.remove(&id)?.copies.into_iter().map(|it| it.1).collect())
+    }
+
+    /// The node has not confirmed a message about successors on its connection, which has ended. It owes
+    /// what is withdrawn. What is not stays until the node has stored the successors.
+    pub(super) fn owe_withdrawn(&mut self, node: NodeIndex, id: RequestId) {
+        if self.held_retires.get(&id).is_some_and(|it| it.stage == HeldStage::Withdrawn) {
+            let slot_refs = self.take_sent(id).unwrap_or_default();
+            self.owe(node, &slot_refs);
+        }
+    }
+
     /// Counts a message in the ledger of a node, and asks the node to read it if it has become long.
     pub(super) fn count_ledger(&mut self, node: NodeIndex, words: usize, names: usize) {
         let Some(member) = self.members.get_mut(node) else { return };
@@ -305,8 +347,10 @@ impl Context {
         if self.held_retires.is_empty() || sabotaged!(self.config.sabotage, KeepHeldCopies) {
             return Vec::new();
         }
-        let is_held =
-            |copy: &(NodeIndex, SlotRef)| self.held_retires.values().any(|it| it.copies.contains(copy));
+        let is_held = |copy: &(NodeIndex, SlotRef)| {
+            let held = self.held_retires.values().filter(|it| it.stage != HeldStage::Withdrawn);
+            held.into_iter().any(|it| it.copies.contains(copy))
+        };
         self.pending_retires.of(name.namespace, &name.key).into_iter().filter(is_held).collect()
     }
 

@@ -22,6 +22,8 @@ pub(in crate::master) struct Cluster {
     pub(in crate::master) nodes: Vec<Node>,
     pub(in crate::master) links: Vec<ConnId>,
     pub(in crate::master) held_up: Vec<VecDeque<(RequestId, MasterToMember)>>,
+    /// The answers that a stalled node receives after that.
+    pub(in crate::master) held_answers: Vec<VecDeque<(RequestId, Reply)>>,
     pub(in crate::master) is_held_up: Vec<bool>,
     pub(in crate::master) now: Tick,
     pub(in crate::master) next_id: u64,
@@ -84,6 +86,7 @@ impl Cluster {
             nodes: Vec::new(),
             links: Vec::new(),
             held_up: Vec::new(),
+            held_answers: Vec::new(),
             is_held_up: Vec::new(),
             now: Tick(0),
             next_id: 0,
@@ -117,6 +120,7 @@ impl Cluster {
         self.nodes.push(Node::new(config));
         self.links.push(ConnId(0));
         self.held_up.push(VecDeque::new());
+        self.held_answers.push(VecDeque::new());
         self.is_held_up.push(false);
         self.link(segment as usize - 1);
     }
@@ -174,7 +178,7 @@ impl Cluster {
         self.node_event(index, node::Event::Request { conn: CLIENT, id: RequestId(5), request });
     }
 
-    /// Stalls a node: requests to it wait.
+    /// Stalls a node: requests to it wait, and decisions behind them.
     pub(in crate::master) fn hold_up(&mut self, index: usize) {
         self.is_held_up[index] = true;
     }
@@ -183,6 +187,9 @@ impl Cluster {
         self.is_held_up[index] = false;
         while let Some((id, request)) = self.held_up[index].pop_front() {
             self.node_event(index, node::Event::MasterRequest(id, request));
+        }
+        while let Some((id, reply)) = self.held_answers[index].pop_front() {
+            self.node_event(index, node::Event::MasterReply(id, reply));
         }
     }
 
@@ -225,6 +232,9 @@ impl Cluster {
                     self.link(index);
                 }
                 Effect::Reply(conn, id, reply) => match self.links.iter().position(|it| *it == conn) {
+                    Some(index) if self.is_held_up[index] && matches!(reply, Reply::Decided(_)) => {
+                        self.held_answers[index].push_back((id, reply));
+                    }
                     Some(index) => self.node_event(index, node::Event::MasterReply(id, reply)),
                     None => _ = self.replies.insert(id, reply),
                 },

@@ -1,6 +1,7 @@
 //! The rules of the master, one test each, with real nodes behind in-memory connections.
 
 mod absent;
+mod behind;
 mod cluster;
 mod conditional;
 mod confirmed;
