@@ -1,7 +1,8 @@
 //! P2: after a delete is answered `Deleted` or `Absent`, no copy validates and no lookup finds the object
 //! again, whatever removed it before. `Unconfirmed`: lookups find nothing, and once a node that did not
 //! confirm is readmitted, its copies do not validate. A replaced object is treated like a deleted one. The
-//! memory of a node that receives no retires says so, for readers of cached locations.
+//! memory of a node that receives no retires says so, for readers of cached locations. An answer that a home
+//! node passes on to the writer counts once it has arrived there.
 //!
 //! Exempt, until the master stores more durably: copies on a node that was declared lost, as long as it is
 //! lost; and copies on a node that has not joined this epoch yet.
