@@ -98,8 +98,8 @@ tiffin_sabotage::variants! {
         /// The master answers a put that replaces an object and has not withdrawn the old one, whose retire
         /// the node has not read.
         AnswerUnwithdrawn: "a replaced object is withdrawn before the answer";
-        /// The master answers a node that asks about an object which replaces one of that node, and has not told
-        /// it to retire that one.
+        /// The master answers a node that asks about an object which replaces one of that node, and has not
+        /// told it to retire that one.
         AnswerUnretired: "a home node retires what its object replaces before it answers";
         /// A reader does not check whether the master has withdrawn a use.
         IgnoreWithdrawn: "a reader checks for withdrawals";

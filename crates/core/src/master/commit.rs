@@ -8,7 +8,10 @@ use std::{collections::BTreeMap, sync::Arc};
 use super::{
     Objects, OpId, Retires, Wait,
     catalog::{NamespaceIndex, NewObject, NodeIndex, Object, ObjectIndex},
-    context::{HeldRetires, HeldStage},
+    context::{
+        Context,
+        held::{HeldRetire, HeldStage},
+    },
     delete::{Answer, Awaited, Held},
     members::{Member, Standing},
     pending_retires::Name,
@@ -74,8 +77,8 @@ impl Retires {
         }
         let op = o.cx.next_op();
         let answer = Answer::Decide(outcomes);
-        if nameless.is_empty() && o.is_answered_behind(conn, node, &others, &replaced) {
-            o.replace_behind(node, others, replaced, op);
+        if nameless.is_empty() && is_answered_behind(&o.cx, (conn, node), &others, &replaced) {
+            replace_behind(&mut o.cx, node, others, replaced, op);
             return answer.send(o, (conn, id));
         }
         // Until its node has recorded it, a copy belongs to the writer and is lost with it. The writer may
@@ -101,45 +104,6 @@ impl Retires {
 }
 
 impl Objects {
-    /// Whether the answer to a home node that asks can be sent at once: if only that node has copies, of the
-    /// objects and of those that they replace. It receives the message about both before the answer, on the
-    /// same connection, and answers the writer after that.
-    fn is_answered_behind(
-        &self,
-        conn: ConnId,
-        home: NodeIndex,
-        others: &Others,
-        replaced: &[(NodeIndex, SlotRef)],
-    ) -> bool {
-        let is_its = |it: &Member| it.conn == Some(conn) && it.standing == Standing::Ready;
-        !replaced.is_empty()
-            && replaced.len() <= RETIRED_BEHIND_MAX
-            && replaced.iter().all(|it| it.0 == home)
-            && others.len() == 1
-            && others.get(&home).is_some_and(|it| it.1.len() <= RETIRED_BEHIND_MAX)
-            && self.cx.members.get(home).is_some_and(is_its)
-    }
-
-    /// Sends such a message.
-    fn replace_behind(
-        &mut self,
-        home: NodeIndex,
-        others: Others,
-        replaced: Vec<(NodeIndex, SlotRef)>,
-        op: OpId,
-    ) {
-        for (_, (mut settle, objects)) in others {
-            let is_told = !sabotaged!(self.cx.config.sabotage, AnswerUnretired);
-            let stage = if is_told { HeldStage::Sent } else { HeldStage::Held };
-            if is_told {
-                settle.retire.extend(replaced.iter().map(|it| it.1));
-            }
-            let id = self.cx.ask(home, MasterToMember::Settle(settle), Wait::Replace(objects));
-            let held = HeldRetires { home, copies: replaced.clone(), op, stage };
-            id.into_iter().for_each(|id| _ = self.cx.held_retires.insert(id, held.clone()));
-        }
-    }
-
     /// Removes replicas from the catalog that their node could not commit.
     pub(super) fn settled(
         &mut self,
@@ -450,5 +414,39 @@ impl Objects {
             others.entry(node).or_default().0.abort.push(slot_ref);
         }
         joining
+    }
+}
+
+/// Whether the answer to a home node that asks can be sent at once: if only that node has copies, of the
+/// objects and of those that they replace. It receives the message about both before the answer, on the same
+/// connection, and answers the writer after that.
+fn is_answered_behind(
+    cx: &Context,
+    (conn, home): (ConnId, NodeIndex),
+    others: &Others,
+    replaced: &[(NodeIndex, SlotRef)],
+) -> bool {
+    let is_its = |it: &Member| it.conn == Some(conn) && it.standing == Standing::Ready;
+    let is_all_there = !replaced.is_empty() && replaced.iter().all(|it| it.0 == home) && others.len() == 1;
+    let is_small = |it: &(Settle, Vec<_>)| it.1.len().max(replaced.len()) <= RETIRED_BEHIND_MAX;
+    is_all_there && others.get(&home).is_some_and(is_small) && cx.members.get(home).is_some_and(is_its)
+}
+
+/// Sends such a message.
+fn replace_behind(
+    cx: &mut Context,
+    home: NodeIndex,
+    mut others: Others,
+    copies: Vec<(NodeIndex, SlotRef)>,
+    op: OpId,
+) {
+    let Some((mut settle, objects)) = others.remove(&home) else { return };
+    let is_told = !sabotaged!(cx.config.sabotage, AnswerUnretired);
+    let stage = if is_told { HeldStage::Sent } else { HeldStage::Held };
+    if is_told {
+        settle.retire.extend(copies.iter().map(|it| it.1));
+    }
+    if let Some(id) = cx.ask(home, MasterToMember::Settle(settle), Wait::Replace(objects)) {
+        cx.held_retires.insert(id, HeldRetire { home, copies, op, stage });
     }
 }

@@ -12,7 +12,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use super::{
     Caller, Master, Objects, OpId,
     catalog::{NodeIndex, ObjectIndex},
-    context::{HeldRetires, HeldStage},
+    context::held::{HeldRetire, HeldStage},
     delete_matching::Dropping,
     leases::Acked,
     members::Standing,
@@ -327,7 +327,7 @@ impl Retires {
             match in_any_case.iter().find(|(_, node)| **node == home) {
                 Some((id, _)) => {
                     waits.extend(copies.iter().map(|it| it.0));
-                    o.cx.held_retires.insert(*id, HeldRetires { home, copies, op, stage });
+                    o.cx.held_retires.insert(*id, HeldRetire { home, copies, op, stage });
                 }
                 None => asked.extend(o.cx.retire(copies, Some(op))),
             }
@@ -406,7 +406,7 @@ impl Retires {
         id: RequestId,
         op: Option<OpId>,
     ) {
-        match o.cx.take_sent(id) {
+        match o.cx.held_retires.take_sent(id) {
             Some(slot_refs) => self.retired(o, node, id, &slot_refs, op),
             None => self.confirmed(o, id, op),
         }
@@ -416,11 +416,10 @@ impl Retires {
     /// deadline has passed.
     pub(super) fn retire_held(&mut self, o: &mut Objects, id: RequestId) {
         // The node has not confirmed the message that retires them.
-        let is_sent = |it: &HeldRetires| it.stage != HeldStage::Held;
-        if o.cx.waits.contains_key(&id) && o.cx.held_retires.get(&id).is_some_and(is_sent) {
+        if o.cx.waits.contains_key(&id) && o.cx.held_retires.is_sent(id) {
             return;
         }
-        let Some(HeldRetires { home, copies, op, .. }) = o.cx.held_retires.remove(&id) else { return };
+        let Some(HeldRetire { home, copies, op, .. }) = o.cx.held_retires.take(id) else { return };
         let nodes: BTreeSet<_> = copies.iter().map(|it| it.0).collect();
         let asked = o.cx.retire_replaced(home, copies, op);
         let Some(confirming) = self.confirms.get_mut(&op) else { return };
@@ -494,7 +493,7 @@ impl Retires {
     /// A publication may not have reached its node, so the writer must commit at the node.
     pub(super) fn not_published(&mut self, o: &mut Objects, node: NodeIndex, id: RequestId, op: OpId) {
         let is_decision = self.confirms.get(&op).is_some_and(|it| matches!(it.answer, Answer::Decide(_)));
-        if is_decision && o.cx.held_retires.contains_key(&id) {
+        if is_decision && o.cx.held_retires.contains(id) {
             // The node asks again when it returns, and until then what its objects replace stays.
             if o.cx.members.get(node).is_none_or(|it| it.standing != Standing::Silent)
                 && let Some(deadline) = self.confirms.remove(&op).and_then(|it| it.deadline)

@@ -45,7 +45,7 @@ pub(super) fn lose_member(
     // It may have been absent, with objects that are not removed yet.
     let removed = o.departures.all.remove(&node).map_or(0, |it| it.removed);
     o.cx.notice(Notice::Departs(name.clone(), how));
-    o.cx.forget_held_retires(node);
+    o.cx.held_retires.forget(node);
     o.cx.release_retires(node);
     let version = o.cx.erase(Some(member));
     o.tier.members_changed(&o.cx);
@@ -186,7 +186,7 @@ fn end_departure(o: &mut Objects, node: NodeIndex) {
         Departure::Lost => Notice::NodeLost(name, removed),
         Departure::Left => Notice::NodeLeft(name, removed),
     };
-    o.cx.forget_held_retires(node);
+    o.cx.held_retires.forget(node);
     o.tier.forget_member(&mut o.cx, node);
     o.cx.members.release(node);
     o.cx.notice(ended);

@@ -490,7 +490,9 @@ impl Master {
                 // The node receives it again when it returns.
                 Some((_, Wait::Publish(objects, op))) => {
                     self.objects.cx.note_unheard(node, objects);
-                    self.objects.cx.owe_withdrawn(node, id);
+                    if let Some(slot_refs) = self.objects.cx.held_retires.take_withdrawn(id) {
+                        self.objects.cx.owe(node, &slot_refs);
+                    }
                     self.retires.not_published(&mut self.objects, node, id, op);
                 }
                 // The same. What the objects replace is retired after that.

@@ -220,8 +220,8 @@ enum Wait {
     Settle(Vec<(catalog::ObjectIndex, Generation, SlotRef)>, Option<OpId>),
     /// The same for objects that were published there.
     Publish(Vec<(catalog::ObjectIndex, Generation, SlotRef)>, OpId),
-    /// The same for objects that replace others, whose copies the message retires as well. The answer is behind
-    /// it.
+    /// The same for objects that replace others, whose copies the message retires as well. The answer is
+    /// behind it.
     Replace(Vec<(catalog::ObjectIndex, Generation, SlotRef)>),
     /// Retire copies of replaced objects through the ledger. Once that message is certain to arrive, they are
     /// withdrawn, and the operation does not wait for it.

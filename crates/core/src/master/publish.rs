@@ -27,7 +27,7 @@ use super::{
     Caller, Context, Master, Objects, OpId, Retires, Wait,
     catalog::{NodeIndex, ObjectIndex},
     commit::{Others, Written},
-    context::{HeldStage, RETIRE_MAX},
+    context::{RETIRE_MAX, held::HeldStage},
     delete::{Answer, Awaited, Held},
     members::{Member, Standing},
     refuse,
@@ -77,7 +77,7 @@ impl Retires {
         let mut behind = Vec::new();
         for (node, (mut settle, objects)) in told {
             if let Some(held) = held.get_mut(&node) {
-                o.cx.retire_with(node, &mut settle, held);
+                retire_with(&o.cx, node, &mut settle, held);
             }
             let names: usize = settle.commit.iter().map(|it| it.key.as_bytes().len()).sum();
             let words = settle.commit.len() + settle.abort.len() + settle.retire.len();
@@ -176,17 +176,6 @@ impl Master {
 }
 
 impl Context {
-    /// Adds to a message through the ledger what its objects replace, if the node has all of that and the
-    /// master can withdraw it.
-    fn retire_with(&self, node: NodeIndex, settle: &mut Settle, held: &mut Held) {
-        let can_withdraw = |it: &Member| it.can_withdraw && it.standing == Standing::Ready;
-        let is_one = held.copies.iter().all(|it| it.0 == node) && held.copies.len() <= RETIRE_MAX;
-        if is_one && self.members.get(node).is_some_and(can_withdraw) {
-            settle.retire.extend(held.copies.iter().map(|it| it.1));
-            held.stage = HeldStage::Sent;
-        }
-    }
-
     /// These publications may not have reached the node: it receives them when it registers.
     pub(super) fn note_unheard(&mut self, node: NodeIndex, objects: Vec<(ObjectIndex, Generation, SlotRef)>) {
         let Some(member) = self.members.get_mut(node) else { return };
@@ -216,5 +205,16 @@ impl Context {
             })
         });
         records.collect()
+    }
+}
+
+/// Adds to a message through the ledger what its objects replace, if the node has all of that and the master
+/// can withdraw it.
+fn retire_with(cx: &Context, node: NodeIndex, settle: &mut Settle, held: &mut Held) {
+    let can_withdraw = |it: &Member| it.can_withdraw && it.standing == Standing::Ready;
+    let is_one = held.copies.iter().all(|it| it.0 == node) && held.copies.len() <= RETIRE_MAX;
+    if is_one && cx.members.get(node).is_some_and(can_withdraw) {
+        settle.retire.extend(held.copies.iter().map(|it| it.1));
+        held.stage = HeldStage::Sent;
     }
 }

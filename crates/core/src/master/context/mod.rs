@@ -11,6 +11,7 @@
 pub(in crate::master) mod cluster;
 pub(in crate::master) mod confirmed;
 pub(in crate::master) mod guarantees;
+pub(in crate::master) mod held;
 pub(in crate::master) mod quotas;
 pub(in crate::master) mod saved;
 
@@ -18,6 +19,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use cluster::Cluster;
 use confirmed::Confirming;
+use held::HeldRetires;
 use quotas::Quotas;
 use saved::Saving;
 
@@ -50,30 +52,6 @@ const WORD_BYTES: usize = 128;
 /// Minimum time between two requests to a node to read its ledger.
 const POLL_PAUSE_MS: u64 = 2;
 
-/// Copies of replaced objects that are retired after their successors are stored. If the master dies between
-/// both, the old object exists, the new one, or both.
-#[derive(Clone, Debug)]
-pub(in crate::master) struct HeldRetires {
-    /// The node of the successors.
-    pub(in crate::master) home: NodeIndex,
-    pub(in crate::master) copies: Vec<(NodeIndex, SlotRef)>,
-    /// The operation whose answer waits for the retires.
-    pub(in crate::master) op: OpId,
-    pub(in crate::master) stage: HeldStage,
-}
-
-/// What a home node has been told of the copies that its new objects replace.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(in crate::master) enum HeldStage {
-    /// Nothing yet.
-    #[default]
-    Held,
-    /// The message about the successors retires them as well, behind these.
-    Sent,
-    /// The same, and no reader validates them.
-    Withdrawn,
-}
-
 /// See the module.
 #[derive(Debug)]
 pub(in crate::master) struct Context {
@@ -93,9 +71,7 @@ pub(in crate::master) struct Context {
     /// The deadlines of all operations except drops.
     pub(in crate::master) deadlines: Deadlines,
     pub(in crate::master) waits: BTreeMap<RequestId, (NodeIndex, Wait)>,
-    /// Copies of replaced objects that are retired once a message about their successors is certain to
-    /// arrive.
-    pub(in crate::master) held_retires: BTreeMap<RequestId, HeldRetires>,
+    pub(in crate::master) held_retires: HeldRetires,
     pub(in crate::master) effects: VecDeque<Effect>,
     /// Objects evicted since the master started.
     pub(in crate::master) evictions: Evictions,
@@ -125,7 +101,7 @@ impl Context {
             confirming: Confirming::default(),
             deadlines: Deadlines::default(),
             waits: BTreeMap::new(),
-            held_retires: BTreeMap::new(),
+            held_retires: HeldRetires::default(),
             effects: VecDeque::new(),
             evictions: Evictions::default(),
             expired: Evicted::default(),
@@ -221,13 +197,10 @@ impl Context {
         replicas: Vec<(NodeIndex, SlotRef)>,
         op: OpId,
     ) -> BTreeMap<RequestId, NodeIndex> {
-        // A retire behind an open message about the successor arrives behind it.
-        let is_open = |(id, it): &(&RequestId, &HeldRetires)| {
-            it.stage == HeldStage::Held || !self.waits.contains_key(id)
-        };
+        let is_open = |id: RequestId| self.waits.contains_key(&id);
         let is_older = |copy: &(NodeIndex, SlotRef)| {
             self.members.get(copy.0).is_some_and(|it| it.is_saved(copy.1))
-                || self.held_retires.iter().filter(is_open).any(|it| it.1.copies.contains(copy))
+                || self.held_retires.has_unsent(*copy, is_open)
         };
         let (older, newer): (Vec<_>, Vec<_>) = replicas.into_iter().partition(is_older);
         let mut asked = self.retire(older.clone(), Some(op));
@@ -298,27 +271,9 @@ impl Context {
 
     /// The message about these successors is certain to reach the node: what it retires as well is withdrawn.
     pub(super) fn withdraw_held(&mut self, node: NodeIndex, id: RequestId) {
-        let held = self.held_retires.get_mut(&id).filter(|it| it.stage == HeldStage::Sent);
-        let Some(held) = held else { return };
-        held.stage = HeldStage::Withdrawn;
-        let slot_refs: Vec<_> = held.copies.iter().map(|it| it.1).collect();
+        let Some(slot_refs) = self.held_retires.withdraw(id) else { return };
         self.members.get_mut(node).into_iter().for_each(|it| it.retiring.extend(&slot_refs));
         self.withdraw(node, slot_refs);
-    }
-
-    /// Takes the copies that a message about their successors has retired as well.
-    pub(super) fn take_sent(&mut self, id: RequestId) -> Option<Vec<SlotRef>> {
-        self.held_retires.get(&id).filter(|it| it.stage != HeldStage::Held)?;
-        Some(self.held_retires.remove(&id)?.copies.into_iter().map(|it| it.1).collect())
-    }
-
-    /// The node has not confirmed a message about successors on its connection, which has ended. It owes
-    /// what is withdrawn. What is not stays until the node has stored the successors.
-    pub(super) fn owe_withdrawn(&mut self, node: NodeIndex, id: RequestId) {
-        if self.held_retires.get(&id).is_some_and(|it| it.stage == HeldStage::Withdrawn) {
-            let slot_refs = self.take_sent(id).unwrap_or_default();
-            self.owe(node, &slot_refs);
-        }
     }
 
     /// Counts a message in the ledger of a node, and asks the node to read it if it has become long.
@@ -333,10 +288,8 @@ impl Context {
     /// Retires what waited for this node: it has received every message that an earlier connection lost, or
     /// is lost itself.
     pub(in crate::master) fn release_retires(&mut self, home: NodeIndex) {
-        let waits = &self.waits;
-        let is_over = |id: &RequestId, it: &mut HeldRetires| it.home == home && !waits.contains_key(id);
-        let released: Vec<_> = self.held_retires.extract_if(.., is_over).collect();
-        for (_, held) in released {
+        let is_open = |id: RequestId| self.waits.contains_key(&id);
+        for held in self.held_retires.take_closed(home, is_open) {
             self.retire(held.copies, None);
         }
     }
@@ -347,11 +300,8 @@ impl Context {
         if self.held_retires.is_empty() || sabotaged!(self.config.sabotage, KeepHeldCopies) {
             return Vec::new();
         }
-        let is_held = |copy: &(NodeIndex, SlotRef)| {
-            let held = self.held_retires.values().filter(|it| it.stage != HeldStage::Withdrawn);
-            held.into_iter().any(|it| it.copies.contains(copy))
-        };
-        self.pending_retires.of(name.namespace, &name.key).into_iter().filter(is_held).collect()
+        let pending = self.pending_retires.of(name.namespace, &name.key);
+        pending.into_iter().filter(|it| self.held_retires.has(*it)).collect()
     }
 
     /// The removed copies of that name whose nodes have not confirmed the retire. Lost nodes confirm nothing.
@@ -363,11 +313,6 @@ impl Context {
         let mut pending = self.pending_retires.of(namespace, key);
         pending.retain(|(node, _)| !self.members.is_leaving(*node));
         pending
-    }
-
-    /// A node is lost, and its copies with it. Another member may get its index.
-    pub(in crate::master) fn forget_held_retires(&mut self, node: NodeIndex) {
-        self.held_retires.values_mut().for_each(|it| it.copies.retain(|(at, _)| *at != node));
     }
 
     /// Whether the object of one of these copies was removed, in this epoch or, as saved, in an earlier one.
