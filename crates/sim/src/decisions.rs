@@ -24,12 +24,14 @@ pub(crate) struct Deciding {
     pub(crate) complete: bool,
 }
 
+/// An item with its outcome, the generation that it replaces, and how often that one was restored.
+type AnsweredItem = (DecideItem, CommitOutcome, Option<(Generation, u32)>);
+
 /// An answer on its way to the home node of its objects, which passes it on to their writer.
 #[derive(Debug)]
 pub(crate) struct OnItsWay {
     segment: SegmentId,
-    /// Each with its outcome, the generation that it replaces, and how often that one was restored.
-    items: Vec<(DecideItem, CommitOutcome, Option<(Generation, u32)>)>,
+    items: Vec<AnsweredItem>,
     complete: bool,
 }
 

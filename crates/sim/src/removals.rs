@@ -115,7 +115,11 @@ impl Oracle {
         let newest = newest.filter(|it| *it > generation && self.is_of_this_master(*it));
         // A delete removes both, in any order.
         let newest = newest.filter(|it| self.objects.get(it).is_some_and(|it| !it.is_gone()));
-        let successors = self.generation_of.iter().filter(|(_, it)| Some(**it) == newest);
+        // A lost node decides nothing any more.
+        let is_there = |(place, it): &(&(SegmentId, SlotRef), &Generation)| {
+            Some(**it) == newest && !self.lost.contains_key(&place.0)
+        };
+        let successors = self.generation_of.iter().filter(is_there);
         self.successors.extend(successors.map(|(place, _)| (*place, name)));
     }
 
