@@ -12,6 +12,7 @@ TWINS = {
     "Store": "AsyncStore",
     "Lease": "AsyncLease",
     "Prefetch": "AsyncPrefetch",
+    "QueuedGet": "AsyncQueuedGet",
     "Reservation": "AsyncReservation",
 }
 OPENING = """

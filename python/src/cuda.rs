@@ -117,6 +117,29 @@ pub(crate) fn target_device(given: &Any<'_>) -> PyResult<Option<u32>> {
     }
 }
 
+/// A stream: its handle, or an object of torch (`cuda_stream`), CuPy (`ptr`) or another library
+/// (`__cuda_stream__`) that has one.
+pub(crate) fn stream(given: &Any<'_>) -> PyResult<Stream> {
+    let py = given.py();
+    let handle = if let Some(method) = given.getattr_opt(intern!(py, "__cuda_stream__"))? {
+        // Version and handle.
+        method.call0()?.extract::<(u64, u64)>().map(|it| it.1)
+    } else if let Some(handle) = given.getattr_opt(intern!(py, "cuda_stream"))? {
+        handle.extract()
+    } else if let Some(handle) = given.getattr_opt(intern!(py, "ptr"))? {
+        handle.extract()
+    } else {
+        given.extract()
+    };
+    let hint = "give a stream of torch or CuPy, or its handle as an `int`";
+    match handle {
+        // That of each thread is another one, and copies are queued from threads of their own.
+        Ok(2) => Err(invalid(py, format!("stream=2 is the stream of each thread\n\nhint: {hint}"))),
+        Ok(handle) => Ok(Stream::of_handle(handle)),
+        Err(_) => Err(wrong_type("`stream` has no handle", given, hint)),
+    }
+}
+
 /// The entries of `__cuda_array_interface__` for bytes whose work has ended.
 fn interface(py: Python<'_>, address: u64, len: usize, is_read_only: bool) -> PyResult<Bound<'_, PyDict>> {
     let entries = PyDict::new(py);

@@ -27,7 +27,7 @@ const REACHABLE: [i32; 3] = [1, 3, 11];
 /// The kind of device of CUDA memory.
 pub(crate) const KIND_CUDA: i32 = 2;
 /// The legacy default stream of CUDA, as DLPack writes it.
-const STREAM_LEGACY: i32 = 1;
+const STREAM_LEGACY: u64 = 1;
 const VERSION: Version = Version { major: 1, minor: 0 };
 const FLAG_READ_ONLY: u64 = 1;
 const FLAG_COPIED: u64 = 2;
@@ -128,13 +128,19 @@ struct Layout {
 }
 
 impl Tensor {
-    /// Imports the memory of an object with `__dlpack__`.
+    /// Imports the memory of an object with `__dlpack__`. If that is on a device, its library orders its work
+    /// before the legacy default stream.
     pub(crate) fn take(object: &Bound<'_, PyAny>) -> PyResult<Self> {
+        Self::take_on(object, STREAM_LEGACY)
+    }
+
+    /// The same for another stream.
+    pub(crate) fn take_on(object: &Bound<'_, PyAny>, on: u64) -> PyResult<Self> {
         let (py, mut stream) = (object.py(), None);
         if let Ok(device) = object.getattr(intern!(py, "__dlpack_device__")) {
             let (kind, _): (i32, i32) = device.call0()?.extract()?;
             if kind == KIND_CUDA {
-                stream = Some(STREAM_LEGACY);
+                stream = Some(on);
             } else if !REACHABLE.contains(&kind) {
                 let hint = "copy it to the host first, as in `tensor.cpu()`";
                 return Err(wrong_type(
@@ -364,7 +370,7 @@ unsafe extern "C" fn throw_away(capsule: *mut ffi::PyObject) {
 }
 
 /// Calls `__dlpack__`, with DLPack 1.0 arguments if the object accepts them.
-fn ask<'py>(object: &Bound<'py, PyAny>, stream: Option<i32>) -> PyResult<Bound<'py, PyAny>> {
+fn ask<'py>(object: &Bound<'py, PyAny>, stream: Option<u64>) -> PyResult<Bound<'py, PyAny>> {
     let py = object.py();
     let old = PyDict::new(py);
     if let Some(stream) = stream {

@@ -12,6 +12,7 @@
 //! | `methods` | the one shape of all methods that talk to a store |
 //! | `connect`, `closing`, `store`, `operations`, `mapping`, `view` | the native API |
 //! | `lifetimes`, `reservation`, `samples` | pins and limits, reserved space, and samples |
+//! | `queued` | gets whose copies are queued on a stream of a device |
 //! | `prefetch` | promotion of objects that are only on a disk |
 //! | `trace` | the trace context of the caller |
 //! | `kv` | the KV hierarchy: its engine over memory of Python, and stores and devices of the user |
@@ -35,6 +36,7 @@ mod operations;
 mod prefetch;
 mod process;
 mod promise;
+mod queued;
 mod read_buffers;
 mod reservation;
 mod runtime;
@@ -66,6 +68,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<samples::Lease>()?;
     module.add_class::<reservation::Reservation>()?;
     module.add_class::<prefetch::Prefetch>()?;
+    module.add_class::<queued::QueuedGet>()?;
     module.add_function(wrap_pyfunction!(connect::connect, module)?)?;
     module.add_function(wrap_pyfunction!(checksum::checksum, module)?)?;
     module.add_function(wrap_pyfunction!(cli, module)?)?;

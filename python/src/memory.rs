@@ -14,8 +14,8 @@ use std::ptr::{self, NonNull};
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::{ffi, intern};
-use tiffin_client::gpu::{Finder, Place, Stream};
-use tiffin_client::{Error, SourceBuf, TargetBuf};
+use tiffin_client::gpu::{self, DeviceError, Finder, Place, Stream};
+use tiffin_client::{Error, OwnedTarget, SourceBuf, TargetBuf};
 
 use crate::cuda::Interface;
 use crate::dlpack::Tensor;
@@ -45,6 +45,13 @@ enum Owner {
 unsafe impl Send for Memory {}
 // SAFETY: as above; a shared `Memory` only gives out addresses.
 unsafe impl Sync for Memory {}
+
+// SAFETY: the range is the same for the whole life of the value, and valid for as long.
+unsafe impl OwnedTarget for Memory {
+    fn target(&self) -> TargetBuf<'_> {
+        self.as_target()
+    }
+}
 
 impl Memory {
     /// The bytes of a value to store.
@@ -82,6 +89,30 @@ impl Memory {
             _ if !memory.is_writable => Err(read_only(buffer)),
             _ => Ok(memory),
         }
+    }
+
+    /// The bytes of a device's array to fill in the order of a stream.
+    pub(crate) fn to_write_on(array: &Bound<'_, PyAny>, stream: Stream) -> PyResult<Self> {
+        let mut memory = match Lender::of(array, ffi::PyBUF_FULL_RO)? {
+            Lender::Tensor => Self::of_tensor(Tensor::take_on(array, stream.handle())?, array)?,
+            Lender::CudaArray => Self::of_cuda_array(array)?,
+            Lender::Buffer(_) | Lender::None => return Err(not_on_device(array)),
+        };
+        if !memory.is_writable {
+            return Err(read_only(array));
+        }
+        match &mut memory.place {
+            Some(place) => {
+                if !matches!(memory._owner, Owner::Tensor(_)) {
+                    let ordered = gpu::order(place.device(), place.stream(), stream);
+                    ordered.map_err(|error| failed(array.py(), &error))?;
+                }
+                *place = Place::new(place.device(), stream);
+            }
+            None if memory.len > 0 => return Err(not_on_device(array)),
+            None => {}
+        }
+        Ok(memory)
     }
 
     /// The bytes for reading.
@@ -282,8 +313,17 @@ fn found(py: Python<'_>, start: NonNull<u8>, len: usize, stream: Stream) -> PyRe
     let start = start.as_ptr().expose_provenance() as u64;
     match Finder::default().find(start, len as u64) {
         Ok(device) => Ok(Some(Place::new(device, stream))),
-        Err(error) => Err(errors::raise(py, &Error::Device { what: error.to_string() })),
+        Err(error) => Err(failed(py, &error)),
     }
+}
+
+fn failed(py: Python<'_>, error: &DeviceError) -> PyErr {
+    errors::raise(py, &Error::Device { what: error.to_string() })
+}
+
+fn not_on_device(array: &Bound<'_, PyAny>) -> PyErr {
+    let hint = "leave out `stream`: a get into host memory is complete when it returns";
+    invalid(array.py(), format!("`stream` is given, and the buffer is not on a CUDA device\n\nhint: {hint}"))
 }
 
 fn not_contiguous(py: Python<'_>) -> PyErr {

@@ -4,13 +4,14 @@
 //! if some of them failed it raises the first error, which carries the results of all.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use pyo3::IntoPyObjectExt;
 use pyo3::prelude::*;
 use tiffin_client::{
     Ahead, Client, Deadline, DeleteOptions, DeletedMatching, Error, Fetched, GetInto, GetOptions, Info,
-    ListItem, ListOptions, Part, Patience, Pattern, Put, PutEffect, PutOptions, ResolveOptions, Route, Stat,
-    Stored, View,
+    ListItem, ListOptions, OwnedTarget, Part, Patience, Pattern, Put, PutEffect, PutOptions, QueueInto,
+    QueuedGet, ResolveOptions, Route, Stat, Stored, View,
 };
 use tiffin_types::{REPLICAS_MAX, TTL_MS_MAX};
 
@@ -18,9 +19,9 @@ use crate::cuda::DeviceBuffers;
 use crate::handle::Operation;
 use crate::keys::{Keys, Missing, Whole};
 use crate::memory::Memory;
-use crate::methods::Any;
+use crate::methods::{Any, Caller};
 use crate::read_buffers::ReadBuffers;
-use crate::{errors, keys, types, view};
+use crate::{errors, keys, queued, types, view};
 
 /// One result for each item of a call.
 pub(crate) type Each<T> = Vec<Result<T, Error>>;
@@ -196,14 +197,36 @@ impl Operation for GetAll {
 /// Reads objects into buffers.
 pub(crate) struct GetIntoAll {
     pub(crate) keys: Keys,
-    pub(crate) buffers: Vec<Memory>,
+    pub(crate) buffers: Vec<Arc<Memory>>,
     pub(crate) ranges: Vec<Option<Range<u64>>>,
+    /// The context of the handle, if the copies are queued on streams.
+    pub(crate) queued: Option<Caller>,
+}
+
+/// What a get into buffers has done.
+pub(crate) enum GotInto {
+    Read(Each<Fetched>),
+    Queued(QueuedGet),
+}
+
+impl GetIntoAll {
+    async fn queue(&self, client: &Client, deadline: Deadline) -> Result<QueuedGet, Error> {
+        let items = self.keys.list.iter().zip(&self.buffers).zip(&self.ranges);
+        let gets = items.map(|((key, buffer), range)| {
+            let target: Arc<dyn OwnedTarget> = Arc::<Memory>::clone(buffer);
+            QueueInto { key: key.clone(), target, range: range.clone() }
+        });
+        client.queue_into(gets.collect(), deadline).await
+    }
 }
 
 impl Operation for GetIntoAll {
-    type Outcome = Each<Fetched>;
+    type Outcome = GotInto;
 
-    async fn run(&self, client: &Client, deadline: Deadline) -> Result<Each<Fetched>, Error> {
+    async fn run(&self, client: &Client, deadline: Deadline) -> Result<GotInto, Error> {
+        if self.queued.is_some() {
+            return Ok(GotInto::Queued(self.queue(client, deadline).await?));
+        }
         let items = self.keys.list.iter().zip(&self.buffers).zip(&self.ranges);
         let gets: Vec<_> = items
             .map(|((key, buffer), range)| GetInto {
@@ -212,13 +235,24 @@ impl Operation for GetIntoAll {
                 range: range.clone(),
             })
             .collect();
-        Ok(client.get_into(&gets, GetOptions::default(), deadline).await)
+        Ok(GotInto::Read(client.get_into(&gets, GetOptions::default(), deadline).await))
     }
 
-    fn answer(self, py: Python<'_>, outcome: Each<Fetched>) -> PyResult<Py<PyAny>> {
+    fn answer(self, py: Python<'_>, outcome: GotInto) -> PyResult<Py<PyAny>> {
         drop(self.buffers);
-        gather(py, self.keys.is_one, &Missing(None), outcome, |fetched| fetched.len.into_py_any(py))
+        match (outcome, self.queued) {
+            (GotInto::Queued(get), Some(caller)) => {
+                queued::QueuedGet::new(get, self.keys.is_one, self.keys.list.len(), caller).into_py_any(py)
+            }
+            (GotInto::Read(outcome), _) => sizes(py, self.keys.is_one, outcome),
+            (GotInto::Queued(_), None) => Ok(py.None()),
+        }
     }
+}
+
+/// The number of bytes of each object that was read into a buffer.
+pub(crate) fn sizes(py: Python<'_>, is_one: bool, outcome: Each<Fetched>) -> PyResult<Py<PyAny>> {
+    gather(py, is_one, &Missing(None), outcome, |fetched| fetched.len.into_py_any(py))
 }
 
 /// Views objects in place.

@@ -180,9 +180,15 @@ methods! {
     ///
     /// A buffer is any writable, contiguous object with the buffer protocol, `__dlpack__` or
     /// `__cuda_array_interface__`, in host memory or on a CUDA device. It may be larger than the object; the
-    /// rest is not changed. If it is smaller, `tiffin.TooSmall` is raised and nothing is written. After any
-    /// other error its content is unspecified. `range` is as for `get`. Memory of a device is written after
-    /// the work of its exporter's current stream, and is complete when the call returns.
+    /// rest is not changed, unless the object is replaced meanwhile. If it is smaller, `tiffin.TooSmall` is
+    /// raised and nothing is written. After any other error its content is unspecified. `range` is as for
+    /// `get`. Memory of a device is written after the work of its exporter's current stream, and is complete
+    /// when the call returns.
+    ///
+    /// With `stream=`, a CUDA stream of torch or CuPy or its handle, all buffers are on its device, and the
+    /// call returns a `tiffin.QueuedGet` without waiting for the copies. They come after the work that the
+    /// stream has, and work that is submitted to it later comes after them. Only `QueuedGet.result` says
+    /// whether the bytes count; it also raises what the call would have raised for a key.
     ///
     /// >>> import tiffin
     /// >>> store = tiffin.connect()
@@ -193,11 +199,16 @@ methods! {
     /// 5
     /// >>> buffer
     /// bytearray(b'hello\x00\x00\x00')
-    call get_into(key: &Any<'py>, buffer: Option<&Any<'py>> = None; range: Option<&Any<'py>> = None) {
+    call get_into(
+        key: &Any<'py>, buffer: Option<&Any<'py>> = None;
+        range: Option<&Any<'py>> = None, stream: Option<&Any<'py>> = None,
+    ) {
         let Pairs { keys, others } = Pairs::parse(key, buffer, "get_into", "buffer")?;
-        let buffers = others.iter().map(Memory::to_write).collect::<PyResult<_>>()?;
+        let stream = stream.map(cuda::stream).transpose()?;
+        let memory = |it| stream.map_or_else(|| Memory::to_write(it), |on| Memory::to_write_on(it, on));
+        let buffers = others.iter().map(|it| memory(it).map(Arc::new)).collect::<PyResult<_>>()?;
         let ranges = keys.ranges(range)?;
-        GetIntoAll { keys, buffers, ranges }
+        GetIntoAll { keys, buffers, ranges, queued: stream.map(|_| self.caller.clone()) }
     }
 
     /// Views an object, or many, in place: see `tiffin.View`. `default` and `range` are as for `get`.

@@ -100,6 +100,19 @@ class Driver(cuda.Driver):
         self.call("cuEventRecord", event, ctypes.c_void_p(other))
         self.call("cuStreamWaitEvent", ctypes.c_void_p(stream), event, 0)
 
+    def copy(self, target, source, size, stream):
+        """Copy on the device, in the order of a stream."""
+        arguments = (ctypes.c_uint64(target), ctypes.c_uint64(source), ctypes.c_size_t(size))
+        self.call("cuMemcpyDtoDAsync_v2", *arguments, ctypes.c_void_p(stream))
+
+    def change(self, stream, *, is_captured=False, is_stalled=False):
+        """Let the stand-in record the work of a stream into a graph, or keep its events unfinished."""
+        self.call("standin_stream", ctypes.c_void_p(stream), int(is_captured), int(is_stalled))
+
+    def wait(self, stream):
+        """Wait for the work of a stream."""
+        self.call("cuStreamSynchronize", ctypes.c_void_p(stream))
+
     def copy_by_kernel(self, source, target, size):
         """Copy with our kernel, which reads everything that a kernel can."""
         image = (ROOT / "crates" / "gpu" / "kernels" / "copy.ptx").read_bytes() + b"\0"

@@ -4,15 +4,22 @@ They run over the stand-in for the driver (`TIFFIN_CUDA_LIBRARY`) and over a rea
 with `standin_` need the stand-in. `test_gpu_native.py` runs all of them.
 """
 
+import asyncio
 import gc
+import itertools
+import os
 import random
 import sys
 
 import tiffin
+import tiffin.aio
 
+import gpu_torture
 from device_arrays import KEPT, LEGACY, Driver, Interface, Tensor, Typed, cuda
 
 MIB = 1 << 20
+#: The limit of lists that are queued on a device.
+QUEUED_MAX = 128
 SIZES = (1, 100, 4096, 65_537, 3 * MIB)
 
 
@@ -113,6 +120,273 @@ def new_arrays():
     if driver.is_standin:
         # The channels' lists, and what their first use allocates, stay.
         assert driver.counts().device_bytes - before < 3 * MIB, driver.counts().device_bytes
+
+
+def held(store, key):
+    """Register the memory of the store, so that gets from it are queued."""
+    with store.view(key) as view:
+        return view.cuda_array("cuda:0", timeout=60)
+
+
+class StreamOf:
+    """A stream as torch, CuPy or another library has it."""
+
+    def __init__(self, kind, handle):
+        if kind == "__cuda_stream__":
+            self.__cuda_stream__ = lambda: (0, handle)
+        else:
+            setattr(self, kind, handle)
+
+
+def queued_gets():
+    """A get with a stream returns at once, and is right when its handle says so."""
+    driver = Driver()
+    side = driver.stream(cuda.NON_BLOCKING)
+    with connect() as store, driver.memory(bytes(4 * MIB)) as target:
+        data = {f"k{number}": pattern(size, number) for number, size in enumerate(SIZES)}
+        store.put(data)
+        array = held(store, "k0")
+        for stream in (0, side, *(StreamOf(it, side) for it in ("cuda_stream", "ptr", "__cuda_stream__"))):
+            for size, key in zip(SIZES, data, strict=True):
+                for buffer in (Interface(target, (4 * MIB,)), Tensor(driver, target, (size,), side)):
+                    handle = store.get_into(key, buffer, stream=stream)
+                    assert handle.result() == size and handle.is_done and handle.result(timeout=0) == size
+                    assert driver.read(target, size) == data[key]
+                    driver.write(target, bytes(size))
+        # The exporter orders its work before the stream.
+        tensor = Tensor(driver, target, (MIB,), side)
+        store.get_into("k1", tensor, stream=side).result()
+        assert tensor.streams == [side]
+        places = {
+            key: Interface(target + at * MIB, (SIZES[at],)) for at, key in enumerate(("k0", "k1", "k2"))
+        }
+        handle = store.get_into(places, range=[(0, 1), None, (5, 7)], stream=side)
+        assert handle.result() == [1, 100, 7] and "3 keys, done" in repr(handle)
+        assert driver.read(target + 2 * MIB, 7) == data["k2"][5:12]
+        handle = store.get_into(["k0", "gone", "k1"], list(places.values()), stream=side)
+        for _ in range(2):
+            try:
+                handle.result()
+            except tiffin.NotFound as error:
+                assert error.results[::2] == [1, 100], error.results
+            else:
+                raise AssertionError("not refused")
+        assert driver.read(target + 2 * MIB, 100) == data["k1"]
+        handle = store.get_into("k2", Interface(target, (4095,)), stream=side)
+        try:
+            handle.result()
+        except tiffin.TooSmall as error:
+            assert error.size == 4096
+        else:
+            raise AssertionError("not refused")
+        # An empty object, and an array without memory.
+        store.put("empty", b"")
+        assert store.get_into("empty", Interface(target, (5,)), stream=side).result() == 0
+        assert store.get_into("empty", Interface(0, (0,)), stream=side).result() == 0
+        del array
+
+
+def queued_order():
+    """Queued copies come after the work of their stream and of the exporter's, and before later work."""
+    driver = Driver()
+    side, other = driver.stream(cuda.NON_BLOCKING), driver.stream(cuda.NON_BLOCKING)
+    with connect() as store, driver.memory(bytes(MIB)) as target, driver.memory(bytes(MIB)) as copy:
+        data = pattern(MIB)
+        store.put("k", data)
+        array = held(store, "k")
+        for writer in (side, other):
+            for number in range(1, 6):
+                driver.fill(target, number, MIB, writer)
+                buffer = Interface(target, (MIB,), stream=writer)
+                handle = store.get_into("k", buffer, stream=side)
+                driver.copy(copy, target, MIB, side)
+                driver.fill(target, number, MIB, side)
+                handle.result()
+                driver.wait(side)
+                assert driver.read(copy, MIB) == data and driver.read(target, 1) == bytes([number])
+        del array
+
+
+def standin_queued_bytes_come_later():
+    """A reader that does not wait sees the bytes from before."""
+    driver = Driver()
+    side = driver.stream(cuda.NON_BLOCKING)
+    with connect() as store, driver.memory(bytes(MIB)) as target:
+        store.put("k", pattern(MIB))
+        array = held(store, "k")
+        handle = store.get_into("k", Interface(target, (MIB,)), stream=side)
+        assert driver.read(target, MIB) == bytes(MIB), "nothing was copied yet"
+        assert handle.result() == MIB
+        assert driver.read(target, MIB) == pattern(MIB)
+        del array
+
+
+def queued_copies_keep_the_object():
+    """The memory of an object is not used again before its copies have ended, and then it is."""
+    driver = Driver()
+    side = driver.stream(cuda.NON_BLOCKING)
+    big, data = 40 * MIB, pattern(40 * MIB)
+    with connect() as store, driver.memory(bytes(big)) as target:
+        for is_dropped in (False, True):
+            store.put("k", data)
+            array = held(store, "k")
+            del array
+            if driver.is_standin:
+                driver.change(side, is_stalled=True)
+            handle = store.get_into("k", Interface(target, (big,)), stream=side)
+            store.delete("k")
+            store.put("other", pattern(big, 2))
+            if is_dropped:
+                del handle
+            if driver.is_standin:
+                refused(tiffin.Full, lambda: store.put("third", bytes(100 * MIB)))
+                driver.change(side)
+            if not is_dropped:
+                assert handle.result() == big
+            store.delete("other")
+            assert store.put("third", bytes(100 * MIB), wait=True), "there is memory again"
+            driver.wait(side)
+            assert driver.read(target, big) == data
+            driver.write(target, bytes(big))
+            store.clear()
+
+
+def queued_gets_outlive_their_store():
+    """A handle stays right when its store is closed; a forked child refuses it, and changes nothing."""
+    driver = Driver()
+    side = driver.stream(cuda.NON_BLOCKING)
+    data = pattern(MIB)
+    with driver.memory(bytes(MIB)) as target:
+        with connect() as store:
+            store.put("k", data)
+            array = held(store, "k")
+            forked, handle = (store.get_into("k", Interface(target, (MIB,)), stream=side) for _ in range(2))
+            child = os.fork()
+            if child == 0:
+                try:
+                    refused(tiffin.Closed, forked.result)
+                    refused(tiffin.Closed, lambda: forked.is_done)
+                    assert "of the parent process" in repr(forked)
+                    del forked, handle
+                    gc.collect()
+                    os._exit(0)
+                finally:
+                    os._exit(1)
+            assert os.waitpid(child, 0)[1] == 0
+            assert forked.result() == MIB and driver.read(target, MIB) == data
+            driver.write(target, bytes(MIB))
+        assert handle.result() == MIB and driver.read(target, MIB) == data
+        del array
+
+
+def queued_gets_of_other_paths():
+    """What cannot be queued is read at once, in the order of the stream."""
+    os.environ["TIFFIN_GPU_REGISTERED_BYTES"] = "0"
+    driver = Driver()
+    side = driver.stream(cuda.NON_BLOCKING)
+    with connect() as store, driver.memory(bytes(4 * MIB)) as target:
+        data = pattern(3 * MIB)
+        store.put("k", data)
+        driver.fill(target, 7, 4 * MIB, side)
+        handle = store.get_into("k", Interface(target, (4 * MIB,), stream=None), stream=side)
+        assert handle.is_done and handle.result() == 3 * MIB
+        assert driver.read(target, 4 * MIB) == data + b"\7" * MIB
+
+
+def queued_gets_of_event_loops():
+    """The handle's `result` is a coroutine."""
+    driver = Driver()
+    side = driver.stream(cuda.NON_BLOCKING)
+
+    async def run(address, target):
+        async with tiffin.aio.connect(address) as store:
+            handle = await store.get_into("k", Interface(target, (MIB,)), stream=side)
+            assert isinstance(handle, tiffin.aio.AsyncQueuedGet)
+            assert await handle.result() == MIB and handle.is_done
+            handle = await store.get_into("gone", Interface(target, (MIB,)), stream=side)
+            try:
+                await handle.result()
+            except tiffin.NotFound:
+                return
+            raise AssertionError("not refused")
+
+    with connect() as store, driver.memory(bytes(MIB)) as target:
+        store.put("k", pattern(MIB))
+        asyncio.run(run(store.address, target))
+        assert driver.read(target, MIB) == pattern(MIB)
+
+
+def invalid_streams():
+    """Wrong streams and buffers are exceptions with hints."""
+    driver = Driver()
+    side = driver.stream(cuda.NON_BLOCKING)
+    with connect() as store, driver.memory(bytes(MIB)) as target:
+        store.put("k", b"x" * 100)
+        good, buffer = Interface(target, (100,)), bytearray(100)
+        refused(tiffin.InvalidArgument, lambda: store.get_into("k", good, stream=2), "stream=2")
+        for stream in ("side", -1, 1.5, StreamOf("ptr", None)):
+            refused(TypeError, lambda stream=stream: store.get_into("k", good, stream=stream), "handle")
+        refused(tiffin.InvalidArgument, lambda: store.get_into("k", buffer, stream=side), "CUDA device")
+        read_only = Interface(target, (100,), is_read_only=True)
+        refused(TypeError, lambda: store.get_into("k", read_only, stream=side))
+        assert bytes(buffer) == bytes(100) and store.get_into("k", good, stream=side).result() == 100
+
+
+def standin_queued_failures():
+    """Failed copies are errors of the handle, a captured stream is refused, and the number is limited."""
+    driver = Driver()
+    side = driver.stream(cuda.NON_BLOCKING)
+    with connect() as store, driver.memory(bytes(MIB)) as target:
+        store.put("k", pattern(MIB))
+        array, buffer = held(store, "k"), Interface(target, (MIB,))
+        for kind in (cuda.COPY, cuda.RUNNING):
+            driver.fail(kind)
+            handle = store.get_into("k", buffer, stream=side)
+            refused(tiffin.DeviceError, handle.result)
+            assert handle.is_done
+            assert store.get_into("k", buffer, stream=side).result() == MIB
+        driver.change(side, is_captured=True)
+        refused(tiffin.DeviceError, store.get_into("k", buffer, stream=side).result, "graph")
+        driver.change(side)
+        # Further gets wait. Those that have ended give way, also if nothing has asked for their result.
+        handles = [store.get_into("k", buffer, stream=side) for _ in range(QUEUED_MAX + 5)]
+        assert [it.result() for it in handles] == [MIB] * (QUEUED_MAX + 5)
+        # A stream whose work takes for ever.
+        driver.change(side, is_stalled=True)
+        handles = [store.get_into("k", buffer, stream=side) for _ in range(QUEUED_MAX)]
+        refused(tiffin.Timeout, lambda: handles[0].result(timeout=0.01), "queued")
+        late = store.get_into("k", buffer, stream=side, timeout=0.1)
+        refused(tiffin.Timeout, late.result, str(QUEUED_MAX))
+        assert late.is_done and not any(it.is_done for it in handles)
+        driver.change(side)
+        assert [it.result() for it in handles] == [MIB] * QUEUED_MAX
+        del array
+
+
+def torture():
+    """Deletes and puts race with transfers; every read is checked. `make torture-gpu` runs it for longer."""
+    rounds = itertools.count()
+    counts = gpu_torture.torture(lambda: next(rounds) < 1000)
+    assert min(counts[it] for it in ("queued", "dropped", "get", "delete", "put_from_device")) > 0, counts
+    assert counts["checked"] > 50, counts
+
+
+def standin_torture_notices_a_missing_wait():
+    """The check of the torture fails if a read does not wait for its handle."""
+
+    class Hasty(gpu_torture.Worker):
+        def queued(self, key):
+            self.driver.fill(self.memory, gpu_torture.MARK, gpu_torture.SIZE_MAX, self.stream)
+            handle = self.store.get_into(key, self.array(), stream=self.stream)
+            version = int.from_bytes(self.driver.read(self.memory, 8), "little")
+            self.check(key, len(gpu_torture.content(version % gpu_torture.VERSIONS)))
+            handle.result()
+
+    try:
+        gpu_torture.torture(lambda: True, kind=Hasty)
+    except AssertionError:
+        return
+    raise AssertionError("the torture has no check that can fail")
 
 
 def views():
@@ -238,8 +512,19 @@ CHECKS = (
     views,
     samples,
     invalid_arrays,
+    queued_gets,
+    queued_order,
+    queued_copies_keep_the_object,
+    queued_gets_outlive_their_store,
+    queued_gets_of_other_paths,
+    queued_gets_of_event_loops,
+    invalid_streams,
+    torture,
     standin_broken_order,
     standin_failing_copies,
+    standin_queued_bytes_come_later,
+    standin_queued_failures,
+    standin_torture_notices_a_missing_wait,
 )
 
 

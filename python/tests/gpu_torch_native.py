@@ -44,6 +44,52 @@ def test_put_comes_after_the_current_stream(store):
         assert store.get("k")[:: 1 << 12] == bytes([value]) * (16 * MIB >> 12)
 
 
+def test_queued_gets_are_in_the_order_of_their_stream(store):
+    source = torch.randint(0, 255, (16 * MIB,), dtype=torch.uint8, device="cuda")
+    store.put("k", source)
+    with store.view("k") as view:
+        array = view.cuda_array("cuda:0", timeout=60)
+    left = torch.randn(4096, 4096, device="cuda")
+    targets = [torch.zeros_like(source) for _ in range(8)]
+    torch.cuda.synchronize()
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        handles, sums = [], []
+        for target in targets:
+            for _ in range(20):
+                left = left @ left * 1e-3
+            handles.append(store.get_into("k", target, stream=stream))
+            # A kernel after the copies, without a wait of the processor.
+            sums.append((target == source).all())
+        assert not handles[-1].is_done, "nothing has waited for the products"
+    store.delete("k")
+    assert [it.result() for it in handles] == [16 * MIB] * 8
+    stream.synchronize()
+    assert all(bool(it) for it in sums)
+    del array
+
+
+def test_queued_gets_on_the_default_stream_and_in_graphs(store):
+    source = torch.randint(0, 255, (MIB,), dtype=torch.uint8, device="cuda")
+    store.put("k", source)
+    with store.view("k") as view:
+        array = view.cuda_array("cuda:0", timeout=60)
+    target = torch.zeros_like(source)
+    assert store.get_into("k", target, stream=torch.cuda.current_stream()).result() == MIB
+    assert torch.equal(target, source)
+    pages = [torch.zeros(4096, dtype=torch.uint8, device="cuda") for _ in range(256)]
+    ranges = [(at * 4096, 4096) for at in range(256)]
+    handle = store.get_into(["k"] * 256, pages, range=ranges, stream=torch.cuda.Stream())
+    assert handle.result() == [4096] * 256
+    assert torch.equal(torch.cat(pages), source)
+    stream = torch.cuda.Stream()
+    with torch.cuda.graph(torch.cuda.CUDAGraph(), stream=stream):
+        captured = store.get_into("k", target, stream=stream)
+    with pytest.raises(tiffin.DeviceError, match="graph"):
+        captured.result()
+    del array
+
+
 def test_new_arrays(store):
     source = torch.randn(1000, 1000, device="cuda")
     store.put("k", source)

@@ -57,6 +57,12 @@ del store["a"]
 sizes: dict[str | bytes, int] = {info.key: info.size for info in store.scan("a")}
 keys: list[str | bytes] = [key for key in store if key in store and len(store)]
 count: int = store.get_into("a", array)
+class Stream:
+    cuda_stream = 7
+
+queued: tiffin.QueuedGet = store.get_into({"t": Tensor()}, stream=Stream())
+finished: bool = store.get_into("t", Tensor(), stream=0, range=(0, 1)).is_done
+read: int | list[int] = queued.result(timeout=1.0)
 store.get_into("t", Tensor())
 with store.view("a") as view:
     np.frombuffer(memoryview(view), np.uint8)

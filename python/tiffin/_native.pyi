@@ -34,6 +34,20 @@ class SupportsCudaArray(Protocol):
 Value: TypeAlias = Buffer | SupportsDLPack | SupportsCudaArray
 #: A CUDA device: its number, `"cuda:0"`, or an object whose text that is.
 Device: TypeAlias = int | str | object
+
+class _TorchStream(Protocol):
+    @property
+    def cuda_stream(self) -> int: ...
+
+class _CupyStream(Protocol):
+    @property
+    def ptr(self) -> int: ...
+
+class _OtherStream(Protocol):
+    def __cuda_stream__(self) -> tuple[int, int]: ...
+
+#: A CUDA stream: its handle, or an object that has one.
+CudaStream: TypeAlias = int | _TorchStream | _CupyStream | _OtherStream
 _Host: TypeAlias = Literal["cpu"] | None
 
 _Default = TypeVar("_Default")
@@ -141,6 +155,11 @@ class Prefetch:
     def is_done(self) -> bool: ...
     def result(self, *, timeout: float | None = None) -> Outcome | list[Outcome]: ...
     def cancel(self, *, timeout: float | None = None) -> bool: ...
+
+class QueuedGet:
+    @property
+    def is_done(self) -> bool: ...
+    def result(self, *, timeout: float | None = None) -> int | list[int]: ...
 
 class Store:
     @property
@@ -317,7 +336,13 @@ class Store:
     ) -> builtins.list[DeviceArray | _Default]: ...
     @overload
     def get_into(
-        self, key: Key, buffer: Value, *, range: Range | None = None, timeout: float | None = None
+        self,
+        key: Key,
+        buffer: Value,
+        *,
+        range: Range | None = None,
+        stream: None = None,
+        timeout: float | None = None,
     ) -> int: ...
     @overload
     def get_into(
@@ -326,6 +351,7 @@ class Store:
         buffer: None = None,
         *,
         range: Ranges | None = None,
+        stream: None = None,
         timeout: float | None = None,
     ) -> builtins.list[int]: ...
     @overload
@@ -335,8 +361,19 @@ class Store:
         buffer: Iterable[Value],
         *,
         range: Ranges | None = None,
+        stream: None = None,
         timeout: float | None = None,
     ) -> builtins.list[int]: ...
+    @overload
+    def get_into(
+        self,
+        key: Key | Mapping[_AnyKey, Value] | Iterable[Key],
+        buffer: Value | Iterable[Value] | None = None,
+        *,
+        range: Range | Ranges | None = None,
+        stream: CudaStream,
+        timeout: float | None = None,
+    ) -> QueuedGet: ...
     @overload
     def view(self, key: Key, *, range: Range | None = None, timeout: float | None = None) -> View: ...
     @overload

@@ -13,8 +13,8 @@ Cancelling a task stops its call. A put may then have stored its object or not. 
 was being filled is unspecified, and its memory is held until no operation uses it. A value must not change
 before its put has ended.
 
-The methods are those of `tiffin.Store`, `tiffin.Lease`, `tiffin.Reservation` and `tiffin.Prefetch`. The
-code below derives them, and `stubs.py` writes `aio.pyi`.
+The methods are those of `tiffin.Store`, `tiffin.Lease`, `tiffin.Reservation`, `tiffin.Prefetch` and
+`tiffin.QueuedGet`. The code below derives them, and `stubs.py` writes `aio.pyi`.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from collections.abc import AsyncIterator, Coroutine, Generator, Iterable
 from typing import Any
 
 from . import _arguments
-from ._native import Lease, Prefetch, Reservation, Store
+from ._native import Lease, Prefetch, QueuedGet, Reservation, Store
 from ._native import connect as _connect
 from ._scan import scan_async
 from .types import ObjectInfo
 
-__all__ = ["AsyncLease", "AsyncPrefetch", "AsyncReservation", "AsyncStore", "connect"]
+__all__ = ["AsyncLease", "AsyncPrefetch", "AsyncQueuedGet", "AsyncReservation", "AsyncStore", "connect"]
 
 
 def connect(
@@ -232,4 +232,16 @@ class AsyncPrefetch(_Twin):
         return self.result().__await__()
 
 
-_TWINS = {Lease: AsyncLease, Prefetch: AsyncPrefetch, Reservation: AsyncReservation}
+class AsyncQueuedGet(_Twin):
+    """A `tiffin.QueuedGet` whose `result` is a coroutine. Made by `AsyncStore.get_into` with `stream=`."""
+
+    __slots__ = ()
+    _original = QueuedGet
+
+
+_TWINS = {
+    Lease: AsyncLease,
+    Prefetch: AsyncPrefetch,
+    QueuedGet: AsyncQueuedGet,
+    Reservation: AsyncReservation,
+}

@@ -13,6 +13,7 @@ from ._native import (
     Acked,
     Ahead,
     Consume,
+    CudaStream,
     Demotion,
     Device,
     DeviceArray,
@@ -91,6 +92,11 @@ class AsyncPrefetch:
     async def result(self, *, timeout: float | None = None) -> Outcome | list[Outcome]: ...
     async def cancel(self, *, timeout: float | None = None) -> bool: ...
     def __await__(self) -> Generator[Any, None, Outcome | list[Outcome]]: ...
+
+class AsyncQueuedGet:
+    @property
+    def is_done(self) -> bool: ...
+    async def result(self, *, timeout: float | None = None) -> int | list[int]: ...
 
 class AsyncStore:
     @property
@@ -252,7 +258,13 @@ class AsyncStore:
     ) -> builtins.list[DeviceArray | _Default]: ...
     @overload
     async def get_into(
-        self, key: Key, buffer: Value, *, range: Range | None = None, timeout: float | None = None
+        self,
+        key: Key,
+        buffer: Value,
+        *,
+        range: Range | None = None,
+        stream: None = None,
+        timeout: float | None = None,
     ) -> int: ...
     @overload
     async def get_into(
@@ -261,6 +273,7 @@ class AsyncStore:
         buffer: None = None,
         *,
         range: Ranges | None = None,
+        stream: None = None,
         timeout: float | None = None,
     ) -> builtins.list[int]: ...
     @overload
@@ -270,8 +283,19 @@ class AsyncStore:
         buffer: Iterable[Value],
         *,
         range: Ranges | None = None,
+        stream: None = None,
         timeout: float | None = None,
     ) -> builtins.list[int]: ...
+    @overload
+    async def get_into(
+        self,
+        key: Key | Mapping[_AnyKey, Value] | Iterable[Key],
+        buffer: Value | Iterable[Value] | None = None,
+        *,
+        range: Range | Ranges | None = None,
+        stream: CudaStream,
+        timeout: float | None = None,
+    ) -> AsyncQueuedGet: ...
     @overload
     async def view(self, key: Key, *, range: Range | None = None, timeout: float | None = None) -> View: ...
     @overload

@@ -35,6 +35,7 @@ use crate::reservations::{Held, Offers, Reservations};
 use crate::route::{OpenRoute, RouteContext};
 use crate::running::Running;
 use crate::traced::Traced;
+use crate::unfinished::Unfinished;
 use crate::{ConnectOptions, Deadline, Error, host};
 
 /// How long the master is left alone that could not be reached. A restart is to be noticed soon.
@@ -91,6 +92,7 @@ pub(crate) struct Inner {
     pub(crate) paces: Paces,
     pub(crate) offers: Offers,
     pub(crate) nodes: Nodes,
+    pub(crate) queued: Unfinished,
     hello: Hello,
     tls: Option<TlsClient>,
     masters: Masters,
@@ -158,6 +160,7 @@ impl Inner {
             paces: Paces::new(),
             offers: Offers::new(),
             nodes: Nodes::new(context, Handle::current()),
+            queued: Unfinished::default(),
             hello,
             tls,
             master: Arc::new(Link::new(format!("`{masters}`"), MASTER_BACKOFF)),

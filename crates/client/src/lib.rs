@@ -113,6 +113,7 @@ mod pieces;
 mod preallocated;
 mod prefetch;
 mod put;
+mod queued;
 pub mod relocate;
 mod reservations;
 mod reserved;
@@ -123,6 +124,7 @@ mod stream;
 mod tend;
 mod traced;
 mod types;
+mod unfinished;
 mod view;
 
 use std::sync::Arc;
@@ -139,6 +141,7 @@ pub use options::{
     ConnectOptions, Deadline, DeleteOptions, GetOptions, ListOptions, Patience, ResolveOptions,
 };
 pub use pieces::Piece;
+pub use queued::{QueueInto, QueuedGet};
 pub use reserved::{Reserved, SpaceRequest};
 pub use sample::{SamplePut, SampleRef, TensorRef};
 pub use stream::{Pull, Pulled, StreamEnd, StreamPage};
@@ -146,7 +149,9 @@ pub use tiffin_measure::{self as measure, Measures, Operation, Path};
 pub use tiffin_rpc::{Blocking, with_blocking};
 pub use tiffin_trace as trace;
 pub use tiffin_transport::checksum::checksum;
-pub use tiffin_transport::{Counters, SourceBuf, TargetBuf, arena, device_rates, gpu, probe, this_process};
+pub use tiffin_transport::{
+    Counters, SourceBuf, TargetBuf, arena, device_rates, gpu, probe, queued::OwnedTarget, this_process,
+};
 pub use tiffin_types::attributes::Consumption;
 pub use tiffin_types::message::{
     Ahead, Attach, Backlog, Cause, CopyStat, CopyWait, DeletedMatching, Demotion, Forgotten, Found, Gone,
@@ -161,7 +166,6 @@ pub use types::{
 pub use view::View;
 
 use tiffin_rpc::host;
-use tokio::time::Instant;
 
 use crate::inner::Inner;
 
@@ -309,30 +313,6 @@ impl Client {
         match self.inner.enter("get", deadline) {
             Ok(busy) => busy.run(get::drive(&self.inner, keys, landing, options, deadline)).await,
             Err(error) => batch::all(keys.len(), &error),
-        }
-    }
-
-    /// Views objects in place, without a copy, if they are contiguous in memory that is mapped here;
-    /// otherwise makes a copy. [`View::is_borrowed`] says which.
-    pub async fn view(&self, keys: &[Key], deadline: Deadline) -> Vec<Result<View, Error>> {
-        let parts: Vec<_> = keys.iter().map(|key| Part { key: key.clone(), range: None }).collect();
-        self.view_parts(&parts, deadline).await
-    }
-
-    /// Views ranges of objects, as [`Self::view`] does whole objects. A borrowed view keeps the memory of
-    /// the whole object.
-    pub async fn view_parts(&self, parts: &[Part], deadline: Deadline) -> Vec<Result<View, Error>> {
-        match self.inner.enter("view", deadline) {
-            Ok(busy) => {
-                let began = Instant::now();
-                let views = busy.run(view::view(&self.inner, parts, deadline)).await;
-                // Those that cannot be viewed in place are copied: a get measures its path.
-                let is_borrowed = |it: &Result<View, Error>| it.as_ref().is_ok_and(View::is_borrowed);
-                let path = if views.iter().all(is_borrowed) { Path::SharedMemory } else { Path::Tcp };
-                self.inner.measured.measures.record(Operation::View, path, began.elapsed(), 0);
-                views
-            }
-            Err(error) => batch::all(parts.len(), &error),
         }
     }
 

@@ -13,11 +13,12 @@ use tiffin_session::Views;
 use tiffin_transport::MappedRange;
 use tiffin_types::message::{ClientToMaster, ClientToNode, Found, Reply, Resolve, ResolveOutcome};
 use tiffin_types::{Generation, Location, SegmentId};
+use tokio::time::Instant;
 
 use crate::chores::Chore;
 use crate::inner::Inner;
 use crate::running::Running;
-use crate::{Deadline, Error, GetOptions, Part, batch, buffers};
+use crate::{Client, Deadline, Error, GetOptions, Key, Operation, Part, Path, batch, buffers};
 
 /// How often an object that changes meanwhile is resolved again.
 const TRIES_MAX: u32 = 16;
@@ -64,6 +65,14 @@ impl View {
         }
     }
 
+    /// The object in place, and the part of it that is viewed; `None` for copies.
+    pub(crate) fn in_place(&self) -> Option<(&MappedRange, &Range<usize>)> {
+        match &self.bytes {
+            Bytes::Borrowed { range, part, .. } => Some((range, part)),
+            Bytes::Copied(_) => None,
+        }
+    }
+
     /// Number of bytes.
     #[must_use]
     pub fn len(&self) -> usize {
@@ -91,6 +100,32 @@ impl fmt::Debug for View {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         let how = if self.is_borrowed() { "borrowed" } else { "copied" };
         write!(out, "View({} bytes of {}, {how})", self.len(), self.generation)
+    }
+}
+
+impl Client {
+    /// Views objects in place, without a copy, if they are contiguous in memory that is mapped here;
+    /// otherwise makes a copy. [`View::is_borrowed`] says which.
+    pub async fn view(&self, keys: &[Key], deadline: Deadline) -> Vec<Result<View, Error>> {
+        let parts: Vec<_> = keys.iter().map(|key| Part { key: key.clone(), range: None }).collect();
+        self.view_parts(&parts, deadline).await
+    }
+
+    /// Views ranges of objects, as [`Self::view`] does whole objects. A borrowed view keeps the memory of
+    /// the whole object.
+    pub async fn view_parts(&self, parts: &[Part], deadline: Deadline) -> Vec<Result<View, Error>> {
+        match self.inner.enter("view", deadline) {
+            Ok(busy) => {
+                let began = Instant::now();
+                let views = busy.run(view(&self.inner, parts, deadline)).await;
+                // Those that cannot be viewed in place are copied: a get measures its path.
+                let is_borrowed = |it: &Result<View, Error>| it.as_ref().is_ok_and(View::is_borrowed);
+                let path = if views.iter().all(is_borrowed) { Path::SharedMemory } else { Path::Tcp };
+                self.inner.measured.measures.record(Operation::View, path, began.elapsed(), 0);
+                views
+            }
+            Err(error) => batch::all(parts.len(), &error),
+        }
     }
 }
 
@@ -131,8 +166,21 @@ type Wanted = (usize, Location, Found, Range<u64>);
 
 /// Views objects, in the order of the request.
 pub(crate) async fn view(inner: &Arc<Inner>, parts: &[Part], deadline: Deadline) -> Vec<Result<View, Error>> {
+    let mut views = borrow(inner, parts, deadline).await;
+    let is_left = |(index, view): (usize, &Option<_>)| view.is_none().then_some(index);
+    let copies: Vec<_> = views.iter().enumerate().filter_map(is_left).collect();
+    copy(inner, parts, &copies, &mut views, deadline).await;
+    let lost = || Err(Error::Unreachable { what: "the reply does not match the request".to_owned() });
+    views.into_iter().map(|view| view.unwrap_or_else(lost)).collect()
+}
+
+/// Views objects in place, in the order of the request; `None` for those that must be copied.
+pub(crate) async fn borrow(
+    inner: &Arc<Inner>,
+    parts: &[Part],
+    deadline: Deadline,
+) -> Vec<Option<Result<View, Error>>> {
     let mut views: Vec<Option<Result<View, Error>>> = parts.iter().map(|_| None).collect();
-    let mut copies = Vec::new();
     let mut left: Vec<usize> = (0..parts.len()).collect();
     for _ in 0..TRIES_MAX {
         if left.is_empty() {
@@ -143,17 +191,14 @@ pub(crate) async fn view(inner: &Arc<Inner>, parts: &[Part], deadline: Deadline)
             match step {
                 Ok(Step::Viewed(view)) => set(&mut views, index, Ok(view)),
                 Ok(Step::Again) => again.push(index),
-                Ok(Step::Copy) => copies.push(index),
+                // An object that changes all the time is copied, too: a get knows when to give up.
+                Ok(Step::Copy) => {}
                 Err(error) => set(&mut views, index, Err(error)),
             }
         }
         left = again;
     }
-    // An object that changes all the time is copied: a get knows when to give up.
-    copies.extend(left);
-    copy(inner, parts, &copies, &mut views, deadline).await;
-    let lost = || Err(Error::Unreachable { what: "the reply does not match the request".to_owned() });
-    views.into_iter().map(|view| view.unwrap_or_else(lost)).collect()
+    views
 }
 
 async fn copy(

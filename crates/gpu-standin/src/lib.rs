@@ -375,7 +375,9 @@ export! {
         attribute_count: usize,
         stream: Handle,
     ) {
-        if attributes.is_null() || first.is_null() || attribute_count != 1 || stream.is_null() {
+        // The driver takes no list on the legacy default stream.
+        let is_legacy = stream_of(stream) == LEGACY;
+        if attributes.is_null() || first.is_null() || attribute_count != 1 || is_legacy {
             return INVALID_VALUE;
         }
         within(|state, _| {
@@ -421,6 +423,15 @@ export! {
     fn cuStreamSynchronize(stream: Handle) {
         within(|state, _| match state.marks(stream_of(stream)) {
             Some(marks) => state.run_all(&marks),
+            None => INVALID_HANDLE,
+        })
+    }
+
+    /// Whether the work of a stream is recorded into a graph.
+    fn cuStreamIsCapturing(stream: Handle, state_of: *mut c_int) {
+        within(|state, _| match state.streams.get(&stream_of(stream)).map(|it| c_int::from(it.is_captured)) {
+            // SAFETY: the caller's contract.
+            Some(value) => if unsafe { store(state_of, value) } { OK } else { INVALID_VALUE },
             None => INVALID_HANDLE,
         })
     }
@@ -540,6 +551,19 @@ export! {
         with(|state| {
             state.set_seed(seed, is_eager != 0);
             OK
+        })
+    }
+
+    /// For tests: whether the work of a stream is recorded into a graph, and whether its events stay
+    /// unfinished. A call that waits for the stream itself still carries out its work.
+    fn standin_stream(stream: Handle, is_captured: c_int, is_stalled: c_int) {
+        with(|state| match state.streams.get_mut(&number(stream)) {
+            Some(found) => {
+                found.is_captured = is_captured != 0;
+                found.is_stalled = is_stalled != 0;
+                OK
+            }
+            None => INVALID_HANDLE,
         })
     }
 

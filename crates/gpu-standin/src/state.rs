@@ -93,6 +93,10 @@ pub(crate) enum Work {
 pub(crate) struct Stream {
     pub(crate) device: i32,
     pub(crate) is_blocking: bool,
+    /// Whether its work is recorded into a graph.
+    pub(crate) is_captured: bool,
+    /// Whether events on it stay unfinished, as if its work took for ever.
+    pub(crate) is_stalled: bool,
     queue: VecDeque<Work>,
     /// Number of works carried out, and the first error since it was last reported.
     done: u64,
@@ -148,7 +152,15 @@ pub(crate) struct State {
 
 impl Stream {
     pub(crate) fn new(device: i32, is_blocking: bool) -> Self {
-        Self { device, is_blocking, queue: VecDeque::new(), done: 0, error: OK }
+        Self {
+            device,
+            is_blocking,
+            is_captured: false,
+            is_stalled: false,
+            queue: VecDeque::new(),
+            done: 0,
+            error: OK,
+        }
     }
 
     fn next(&self) -> u64 {
@@ -294,6 +306,12 @@ impl State {
             return NOT_READY;
         }
         let marks = found.marks.clone();
+        let is_stalled = |(id, up_to): &(u64, u64)| {
+            self.streams.get(id).is_some_and(|it| it.is_stalled && it.done < *up_to)
+        };
+        if marks.iter().any(is_stalled) {
+            return NOT_READY;
+        }
         self.run_all(&marks)
     }
 

@@ -1,7 +1,7 @@
 //! One device: its primary context, and the streams, lists and memory that transfers use.
 //!
-//! **Invariant:** a channel or a gather buffer has one owner, and returns only after its streams have no
-//! work.
+//! **Invariant:** a channel, a ticket or a gather buffer has one owner, and returns only after its work has
+//! ended.
 
 use std::ffi::CStr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -15,6 +15,8 @@ use crate::settings::Settings;
 
 /// Maximum number of transfers in flight on one device; further ones wait.
 pub const CHANNELS_MAX: usize = 16;
+/// Maximum number of lists of copies that are queued on streams of one device; further ones wait.
+pub const QUEUED_MAX: usize = 128;
 /// Maximum number of units in the list of one kernel.
 pub(crate) const UNITS_MAX: usize = 16 << 10;
 /// Size of a unit in the list: source, target, length.
@@ -40,6 +42,7 @@ pub(crate) struct Device {
     can_register_read_only: bool,
     kernel: OnceLock<Option<Opaque>>,
     channels: Mutex<Channels>,
+    tickets: Mutex<Tickets>,
     gathers: Mutex<Gathers>,
     /// Whether lists of copies work.
     has_batch: AtomicBool,
@@ -51,6 +54,12 @@ pub(crate) struct Device {
 #[derive(Default)]
 struct Channels {
     free: Vec<Channel>,
+    made: usize,
+}
+
+#[derive(Default)]
+struct Tickets {
+    free: Vec<Ticket>,
     made: usize,
 }
 
@@ -69,6 +78,12 @@ pub(crate) struct Channel {
     pub(crate) second: Opaque,
     pub(crate) done: Opaque,
     pub(crate) ordered: Opaque,
+    units: Option<Units>,
+}
+
+/// What copies on a stream of the caller need.
+pub(crate) struct Ticket {
+    pub(crate) done: Opaque,
     units: Option<Units>,
 }
 
@@ -102,6 +117,7 @@ impl Device {
             can_register_read_only: driver.can_register_read_only(handle),
             kernel: OnceLock::new(),
             channels: Mutex::default(),
+            tickets: Mutex::default(),
             gathers: Mutex::new(Gathers { is_full: !can_gather, ..Gathers::default() }),
             has_batch: AtomicBool::new(driver.has_batch()),
             saved: AtomicU64::new(0),
@@ -150,6 +166,25 @@ impl Device {
     /// Another channel may be made instead of one whose streams failed.
     pub(crate) fn discard_channel(&self) {
         lock(&self.channels).made -= 1;
+    }
+
+    /// A free ticket; `None` if all are in use.
+    pub(crate) fn take_ticket(&self, current: &Current<'_>) -> Result<Option<Ticket>, DeviceError> {
+        let mut tickets = lock(&self.tickets);
+        if let Some(ticket) = tickets.free.pop() {
+            return Ok(Some(ticket));
+        }
+        if tickets.made == QUEUED_MAX {
+            return Ok(None);
+        }
+        let ticket = Ticket { done: current.create_event()?, units: None };
+        tickets.made += 1;
+        Ok(Some(ticket))
+    }
+
+    /// Returns a ticket whose work has ended.
+    pub(crate) fn return_ticket(&self, ticket: Ticket) {
+        lock(&self.tickets).free.push(ticket);
     }
 
     /// The copy kernel; `None` if the device cannot load it, or it is switched off.
@@ -237,13 +272,7 @@ impl Channel {
 
     /// Memory for [`UNITS_MAX`] units.
     pub(crate) fn units(&mut self, current: &Current<'_>) -> Result<Units, DeviceError> {
-        if let Some(units) = self.units {
-            return Ok(units);
-        }
-        let bytes = (UNITS_MAX * UNIT_WORDS * size_of::<u64>()) as u64;
-        let device = current.allocate(bytes)?;
-        let host = current.allocate_host(bytes).inspect_err(|_| drop(current.free(device)))?;
-        Ok(*self.units.insert(Units { host, device }))
+        allocated(&mut self.units, current)
     }
 
     /// Waits until its streams have no work, then gives it back. Channels of broken streams are discarded.
@@ -258,6 +287,23 @@ impl Channel {
         }
         finished
     }
+}
+
+impl Ticket {
+    /// Memory for [`UNITS_MAX`] units.
+    pub(crate) fn units(&mut self, current: &Current<'_>) -> Result<Units, DeviceError> {
+        allocated(&mut self.units, current)
+    }
+}
+
+fn allocated(units: &mut Option<Units>, current: &Current<'_>) -> Result<Units, DeviceError> {
+    if let Some(units) = *units {
+        return Ok(units);
+    }
+    let bytes = (UNITS_MAX * UNIT_WORDS * size_of::<u64>()) as u64;
+    let device = current.allocate(bytes)?;
+    let host = current.allocate_host(bytes).inspect_err(|_| drop(current.free(device)))?;
+    Ok(*units.insert(Units { host, device }))
 }
 
 impl Gather {

@@ -380,6 +380,14 @@ impl Current<'_> {
         }
     }
 
+    /// Whether the work of a stream is recorded into a graph instead of being carried out.
+    pub(crate) fn is_capturing(&self, stream: Opaque) -> Result<bool, DeviceError> {
+        let mut state = 0;
+        // SAFETY: the target is valid; for the stream as in `record`.
+        let status = unsafe { (self.driver.functions.is_capturing)(stream.handle(), &raw mut state) };
+        self.driver.check("cuStreamIsCapturing", status).map(|()| state != 0)
+    }
+
     /// Lets a stream wait for the work marked in an event.
     pub(crate) fn wait(&self, stream: Opaque, event: Opaque) -> Result<(), DeviceError> {
         // SAFETY: both are ours.

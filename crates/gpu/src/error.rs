@@ -48,6 +48,9 @@ pub enum DeviceError {
         /// The driver's code.
         code: i32,
     },
+    /// The stream records its work into a graph, which would read the memory again later.
+    #[error("the stream is being captured into a graph; hint: read the object before the capture begins")]
+    Captured,
     /// Device memory of one transfer is on several devices.
     #[error("the buffers of one object are on devices {first} and {second}; hint: use one device per object")]
     TwoDevices {

@@ -106,6 +106,7 @@ functions! {
     create_stream = "cuStreamCreate"(*mut Handle, c_uint);
     destroy_stream = "cuStreamDestroy_v2"(Handle);
     synchronize_stream = "cuStreamSynchronize"(Handle);
+    is_capturing = "cuStreamIsCapturing"(Handle, *mut c_int);
     wait_event = "cuStreamWaitEvent"(Handle, Handle, c_uint);
     create_event = "cuEventCreate"(*mut Handle, c_uint);
     destroy_event = "cuEventDestroy_v2"(Handle);

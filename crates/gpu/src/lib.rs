@@ -6,12 +6,13 @@
 //! - [`find`] says on which device an address is, and that all its bytes are allocated.
 //! - A [`Place`] names a device and the stream whose work comes before a transfer.
 //! - A [`Transfer`] copies a list of [`Piece`]s. [`policy`] decides which way they take.
+//! - [`Queued`] loads are queued on a stream of the caller, and nothing waits for them.
 //! - A [`Registration`] lets devices access a mapping directly; until then [`Stage`] and the transfer use a
 //!   ring of pinned memory.
 //!
 //! **Invariant:** no function panics or blocks because a driver, a symbol, a device or memory is missing.
 //!
-//! **Invariant:** all `unsafe` code is in `ffi`, `driver` and `transfer`.
+//! **Invariant:** all `unsafe` code is in `ffi`, `driver`, `queued` and `transfer`.
 
 mod device;
 mod driver;
@@ -19,14 +20,16 @@ mod error;
 mod ffi;
 pub mod pieces;
 pub mod policy;
+mod queued;
 mod registered;
 mod settings;
 mod transfer;
 
-pub use crate::device::CHANNELS_MAX;
+pub use crate::device::{CHANNELS_MAX, QUEUED_MAX};
 pub use crate::error::DeviceError;
 pub use crate::pieces::Piece;
 pub use crate::policy::Direction;
+pub use crate::queued::{Begun, Queued, order};
 pub use crate::registered::{PIECES_MAX, Populated, Registration, registered_bytes};
 pub use crate::settings::{Load, Settings};
 pub use crate::transfer::{HostCopy, Transfer};
@@ -50,6 +53,15 @@ pub enum Stream {
 impl Stream {
     /// The handle of the legacy default stream.
     pub const LEGACY: u64 = 1;
+
+    /// The handle; that of the legacy default stream where no stream is named.
+    #[must_use]
+    pub const fn handle(self) -> u64 {
+        match self {
+            Self::Named(handle) => handle,
+            Self::Legacy | Self::Synchronized => Self::LEGACY,
+        }
+    }
 
     /// A stream by its handle, where 0 is the legacy default stream.
     #[must_use]
@@ -242,6 +254,17 @@ impl Drop for Memory {
 #[must_use]
 pub fn can_register_read_only(device: u32) -> bool {
     Driver::loaded().and_then(|it| it.device(device)).is_ok_and(|it| it.can_register_read_only())
+}
+
+/// Whether host memory is registered as a whole, so that devices access it directly.
+#[must_use]
+pub fn is_registered(host: u64, len: u64) -> bool {
+    let (mut at, end) = (host, host + len);
+    while at < end {
+        let Some((_, most)) = registered::find(at) else { return false };
+        at = at.saturating_add(most);
+    }
+    true
 }
 
 /// The address at which kernels of all devices find host memory; `None` if it is not registered as a whole.

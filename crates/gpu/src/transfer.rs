@@ -14,7 +14,7 @@ use std::collections::VecDeque;
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
-use crate::device::{Channel, Chunk, Device, GATHER_PARTS, Gather, UNIT_WORDS, UNITS_MAX};
+use crate::device::{Channel, Chunk, Device, GATHER_PARTS, Gather, UNIT_WORDS, UNITS_MAX, Units};
 use crate::driver::{Current, Driver, Opaque};
 use crate::pieces::{Piece, host_runs, merged};
 use crate::policy::{Abilities, Direction, Shape, Way, choose};
@@ -40,7 +40,7 @@ const UNIT_BYTES_MIN: u64 = 4 << 10;
 const SAVE_GRID: (u32, u32) = (8, 1024);
 /// Blocks and threads of a kernel that reads host memory. It is as fast as with more, which take more of the
 /// device from other kernels.
-const LOAD_GRID: (u32, u32) = (4, 512);
+pub(crate) const LOAD_GRID: (u32, u32) = (4, 512);
 /// Blocks and threads of a kernel that gathers on the device.
 const GATHER_GRID: (u32, u32) = (32, 1024);
 /// Maximum number of warps of [`SAVE_GRID`] and [`LOAD_GRID`].
@@ -48,12 +48,12 @@ const WARPS: u64 = 256;
 
 /// A copy whose host's side is pinned.
 #[derive(Clone, Copy)]
-struct Direct {
-    piece: Piece,
+pub(crate) struct Direct {
+    pub(crate) piece: Piece,
     /// The host's side as kernels see it.
-    mapped: u64,
+    pub(crate) mapped: u64,
     /// Where the pinned range of the host's side ends: the driver refuses a copy that spans two ranges.
-    range_end: u64,
+    pub(crate) range_end: u64,
 }
 
 struct Flight {
@@ -360,7 +360,7 @@ fn submit(
         (Way::Kernel, Some(kernel), _) => {
             let grid = if direction == Direction::Load { LOAD_GRID } else { SAVE_GRID };
             let units = kernel_units(direction, list, flight.bytes);
-            let list = send_list(current, &mut flight.channel, 0, &units)?;
+            let list = send_list(current, flight.channel.units(current)?, stream, 0, &units)?;
             launch(current, kernel, grid, list, stream)?;
             current.record(done, stream)
         }
@@ -369,16 +369,27 @@ fn submit(
             current.record(done, second)
         }
         _ => {
-            let mut copied = copy_all(current, direction, &pieces, way == Way::Batch, stream);
-            if way == Way::Batch
-                && let Err(error) = &copied
-                && device.refuses_batches(error)
-            {
-                copied = copy_all(current, direction, &pieces, false, stream);
-            }
-            copied?;
+            copy_directly(device, current, direction, &pieces, way, stream)?;
             current.record(done, stream)
         }
+    }
+}
+
+/// Copies without a kernel. If the driver takes no lists of copies, each is a call of its own.
+pub(crate) fn copy_directly(
+    device: &Device,
+    current: &Current<'_>,
+    direction: Direction,
+    pieces: &[Piece],
+    way: Way,
+    stream: Opaque,
+) -> Result<(), DeviceError> {
+    let is_batch = way == Way::Batch;
+    match copy_all(current, direction, pieces, is_batch, stream) {
+        Err(error) if is_batch && device.refuses_batches(&error) => {
+            copy_all(current, direction, pieces, false, stream)
+        }
+        copied => copied,
     }
 }
 
@@ -390,7 +401,7 @@ fn copy_all(
     stream: Opaque,
 ) -> Result<(), DeviceError> {
     if is_batch {
-        // SAFETY: the memory stays as the caller of `Transfer::new` promised, until the flight has landed.
+        // SAFETY: the memory stays as the caller of `Transfer::new` or `Queued::begin` promised.
         return unsafe { current.copy_batch(direction, pieces, stream) };
     }
     for piece in pieces {
@@ -402,7 +413,7 @@ fn copy_all(
 
 /// The list for a kernel. There are at most [`UNITS_MAX`] units: the list has no more copies, and they are
 /// divided only if there are few.
-fn kernel_units(direction: Direction, list: &[Direct], bytes: u64) -> Vec<[u64; UNIT_WORDS]> {
+pub(crate) fn kernel_units(direction: Direction, list: &[Direct], bytes: u64) -> Vec<[u64; UNIT_WORDS]> {
     let spare = (UNITS_MAX - list.len().min(UNITS_MAX - 1)) as u64;
     let most = (bytes / WARPS).clamp(UNIT_BYTES_MIN, UNIT_BYTES_MAX).max(bytes.div_ceil(spare));
     let most = most.next_multiple_of(16);
@@ -421,35 +432,36 @@ fn kernel_units(direction: Direction, list: &[Direct], bytes: u64) -> Vec<[u64; 
     units
 }
 
-/// Copies a list to the channel's memory on the device, at an offset. Returns its address and length.
-fn send_list(
+/// Copies a list to its memory on the device, at an offset. Returns its address and length. The owner of the
+/// memory keeps it until the stream has no work.
+pub(crate) fn send_list(
     current: &Current<'_>,
-    channel: &mut Channel,
+    units: Units,
+    stream: Opaque,
     first: usize,
     list: &[[u64; UNIT_WORDS]],
 ) -> Result<(u64, u32), DeviceError> {
     assert!(first + list.len() <= UNITS_MAX, "a list of {} units at {first}", list.len());
-    let (units, stream) = (channel.units(current)?, channel.stream);
     let (offset, len) = ((first * UNIT_WORDS * 8) as u64, list.len() * UNIT_WORDS);
     let target = pointer(units.host + offset).cast::<u64>();
-    // SAFETY: the channel's memory has space for `UNITS_MAX` units, and no work of it reads this part.
+    // SAFETY: the memory has space for `UNITS_MAX` units, and no work of its owner reads this part.
     unsafe { std::ptr::copy_nonoverlapping(list.as_ptr().cast::<u64>(), target, len) };
     let piece = Piece { device: units.device + offset, host: units.host + offset, len: (len * 8) as u64 };
-    // SAFETY: both sides belong to the channel, which is kept until its streams have no work.
+    // SAFETY: both sides have one owner, which is kept until its work has ended.
     unsafe { current.copy(Direction::Load, piece, stream)? };
     Ok((piece.device, list.len() as u32))
 }
 
 /// Launches the kernel over a list that is on the device.
-fn launch(
+pub(crate) fn launch(
     current: &Current<'_>,
     kernel: Opaque,
     grid: (u32, u32),
     list: (u64, u32),
     stream: Opaque,
 ) -> Result<(), DeviceError> {
-    // SAFETY: the list belongs to a channel, which is kept until its streams have no work. Its units name
-    // memory that stays as the caller of `Transfer::new` promised.
+    // SAFETY: the list belongs to a channel or a ticket, which is kept until its work has ended. Its units
+    // name memory that stays as the caller of `Transfer::new` or `Queued::begin` promised.
     unsafe { current.launch(kernel, grid, list, stream) }
 }
 
@@ -480,7 +492,7 @@ fn gather_and_copy(
             current.synchronize(stream)?;
             first = 0;
         }
-        let (start, _) = send_list(current, channel, first, &units)?;
+        let (start, _) = send_list(current, channel.units(current)?, stream, first, &units)?;
         let events = gather.gathered.iter().zip(&gather.copied);
         for (part, (gathered, copied)) in parts.iter().zip(events) {
             if !is_first_round {

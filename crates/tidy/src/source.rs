@@ -21,6 +21,7 @@ pub const UNSAFE_MODULES: &[&str] = &[
     // Calls the CUDA driver, whose functions it finds at run time.
     "crates/gpu/src/driver.rs",
     "crates/gpu/src/ffi.rs",
+    "crates/gpu/src/queued.rs",
     "crates/gpu/src/transfer.rs",
     "crates/gpu/tests/standin/main.rs",
     "crates/gpu/tests/standin/support.rs",
@@ -59,6 +60,7 @@ pub const UNSAFE_MODULES: &[&str] = &[
     // Asks the kernel whether an address can be read or written.
     "crates/transport/src/probe.rs",
     "crates/transport/src/process.rs",
+    "crates/transport/src/queued.rs",
     "crates/transport/src/tcp/stream.rs",
     "crates/transport/tests/device.rs",
     "python/src/kv/memory.rs",

@@ -20,7 +20,7 @@
 //! Buffers may be memory of a CUDA device ([`device`]); segments are always host memory.
 //!
 //! **Invariant:** all `unsafe` code is in `arena`, `buffer`, `checksum`, `copy`, `cache_prefetch`, `device`,
-//! `forks`, `lock`, `process`, `map`, `peer`, `probe` and `tcp::stream`.
+//! `forks`, `lock`, `process`, `map`, `peer`, `probe`, `queued` and `tcp::stream`.
 
 pub mod arena;
 mod available;
@@ -55,6 +55,7 @@ pub mod pool;
 mod populate;
 pub mod probe;
 mod process;
+pub mod queued;
 #[cfg(test)]
 mod schedules;
 mod seams;

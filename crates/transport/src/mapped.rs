@@ -256,6 +256,11 @@ impl MappedRange {
         self.source().map(SourceBuf::as_ptr)
     }
 
+    /// A device is about to read the range: begins to register its mapping, in the background.
+    pub(crate) fn prepare_for(&self, device: u32) {
+        self.map.prepare_for(device);
+    }
+
     /// The address at which kernels of a device read the bytes in place. `None` while they are not registered
     /// with the driver: the first call begins that, in the background, and may be repeated. The caller must
     /// hold the view until the kernels have ended.

@@ -5,6 +5,7 @@
     reason = "the functions beside the tests are tests, too"
 )]
 
+mod queued;
 mod support;
 
 use std::sync::OnceLock;

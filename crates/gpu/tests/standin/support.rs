@@ -4,7 +4,9 @@ use std::ffi::{CString, c_void};
 use std::path::PathBuf;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
-use tiffin_gpu::{Direction, Piece, Place, Populated, Registration, Settings, Transfer};
+use tiffin_gpu::{
+    Begun, DeviceError, Direction, Piece, Place, Populated, Queued, Registration, Settings, Transfer,
+};
 
 /// The kinds of [`Standin::fail`].
 pub(crate) const COPY: u32 = 0;
@@ -147,6 +149,13 @@ impl Standin {
         assert_eq!(unsafe { set(seed, i32::from(is_eager)) }, 0);
     }
 
+    /// Whether the work of a stream is recorded into a graph.
+    pub(crate) fn capture(&self, stream: u64, is_captured: bool) {
+        let set: unsafe extern "C" fn(u64, i32, i32) -> i32 = self.symbol("standin_stream");
+        // SAFETY: it only stores numbers.
+        assert_eq!(unsafe { set(stream, i32::from(is_captured), 0) }, 0);
+    }
+
     /// How often a function of the driver was called.
     pub(crate) fn calls(&self, name: &str) -> u64 {
         let get: unsafe extern "C" fn(*const i8, *mut u64) -> i32 = self.symbol("standin_calls");
@@ -237,14 +246,25 @@ pub(crate) fn transfer(place: &Place, direction: Direction, pieces: &[Piece]) ->
 }
 
 /// Runs a transfer to its end.
-pub(crate) fn run(
-    place: &Place,
-    direction: Direction,
-    pieces: &[Piece],
-) -> Result<(), tiffin_gpu::DeviceError> {
+pub(crate) fn run(place: &Place, direction: Direction, pieces: &[Piece]) -> Result<(), DeviceError> {
     let mut transfer = transfer(place, direction, pieces);
     while !transfer.poll()? {}
     Ok(())
+}
+
+/// Queues loads of memory that the test keeps.
+pub(crate) fn queue(place: &Place, pieces: &[Piece]) -> Result<Begun, DeviceError> {
+    // SAFETY: the tests keep all memory until the copies have ended.
+    unsafe { Queued::begin(place, pieces.to_vec()) }
+}
+
+/// The same, which must succeed.
+pub(crate) fn queued(place: &Place, pieces: &[Piece]) -> Queued {
+    match queue(place, pieces).unwrap() {
+        Begun::Queued(queued) => queued,
+        Begun::Full => panic!("too many lists are queued"),
+        Begun::NotRegistered => panic!("the memory is not registered"),
+    }
 }
 
 /// Bytes that differ everywhere.
