@@ -23,7 +23,7 @@ SOURCES := $(shell find Cargo.toml Cargo.lock crates python python-mooncake READ
 .PHONY: bench-copy bench-copied bench-fairness bench-security chaos bench-restart miri fuzz simulate sabotage-table bench-ssd torture-ssd kv-simulate kv-zoo bench-kv check-kv-peer
 .PHONY: bench-features soak-features check-features-peer check-torch example
 .PHONY: check-plugins site
-.PHONY: clients conformance docs-mooncake test-ha kernels copy-gpu test-gpu bench-gpu check-page check-alerts
+.PHONY: clients conformance docs-mooncake test-ha kernels copy-gpu test-gpu bench-gpu torture-gpu check-page check-alerts
 .PHONY: check-fmt check-lint check-build check-unit check-docs check-deny check-instructions check-wheel check-python
 
 help: ## List the targets
@@ -99,6 +99,9 @@ test-gpu: .venv-gpu/ready ## The tests of device memory, on a machine with a GPU
 
 bench-gpu: .venv-gpu/ready ## Puts and gets of device memory beside the floor, on such a machine (ARGS='--peer PYTHON' adds the official CUDA wheel)
 	.venv-gpu/bin/python bench/gpu.py $(ARGS)
+
+torture-gpu: .venv-gpu/ready ## Deletes and puts beside transfers of a device, with every read checked byte by byte, on such a machine (ARGS='--seconds 600')
+	.venv-gpu/bin/python python/tests/gpu_torture.py $(ARGS)
 
 kernels: ## Compile the copy kernel to PTX, which needs no GPU
 	@rm -rf .venv-kernels && $(PYTHON) -m venv .venv-kernels
