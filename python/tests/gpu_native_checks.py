@@ -256,11 +256,12 @@ def queued_gets_outlive_their_store():
     driver = Driver()
     side = driver.stream(cuda.NON_BLOCKING)
     data = pattern(MIB)
-    with driver.memory(bytes(MIB)) as target:
+    with driver.memory(bytes(MIB)) as target, driver.memory(bytes(MIB)) as other:
         with connect() as store:
             store.put("k", data)
             array = held(store, "k")
-            forked, handle = (store.get_into("k", Interface(target, (MIB,)), stream=side) for _ in range(2))
+            places = [Interface(it, (MIB,)) for it in (target, other)]
+            forked, handle = (store.get_into("k", it, stream=side) for it in places)
             child = os.fork()
             if child == 0:
                 try:
@@ -274,8 +275,7 @@ def queued_gets_outlive_their_store():
                     os._exit(1)
             assert os.waitpid(child, 0)[1] == 0
             assert forked.result() == MIB and driver.read(target, MIB) == data
-            driver.write(target, bytes(MIB))
-        assert handle.result() == MIB and driver.read(target, MIB) == data
+        assert handle.result() == MIB and driver.read(other, MIB) == data
         del array
 
 
