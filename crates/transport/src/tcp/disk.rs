@@ -123,6 +123,8 @@ impl Server {
                 }
             }
             let Some(Begun { head, fetch, _memory }) = begun.pop_front() else { continue };
+            served.count(&head);
+            served.rest().await;
             staged.extend(self.send_fetched(served, segment, &head, fetch).await?);
         }
     }

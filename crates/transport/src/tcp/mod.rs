@@ -26,6 +26,8 @@ mod secure;
 mod server;
 mod share;
 pub mod stream;
+#[cfg(test)]
+mod turns;
 
 pub use client::{ReadOptions, Tcp};
 pub use disk::{Bytes, Fetch, FetchError, Fetched, StagedBytes};

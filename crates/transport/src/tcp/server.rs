@@ -10,7 +10,7 @@ use tiffin_measure::{Operation, Path};
 use tiffin_tls::is_client_hello;
 use tokio::net::TcpListener;
 use tokio::sync::{Notify, OwnedSemaphorePermit};
-use tokio::task::JoinSet;
+use tokio::task::{JoinSet, yield_now};
 use tokio::time::{Instant, timeout};
 
 use super::buffered::{BufferedStream, FIRST_PIECE_BYTES, PIECE_BYTES, SMALL_BYTES_MAX};
@@ -43,6 +43,13 @@ pub(super) const CHUNK_TIME_MAX: Duration = Duration::from_secs(60);
 const ACCEPT_REST: Duration = Duration::from_millis(50);
 /// Unwanted bytes are read in pieces of this size and dropped.
 const DISCARD_BYTES: usize = 64 << 10;
+/// Bytes that one connection serves before others get the thread. A peer that reads as fast as the node
+/// sends would keep it for ever.
+const REST_BYTES: u64 = 1 << 20;
+/// Bytes after which the end of a turn is one of the thread as well.
+const TURN_BYTES: u64 = 64 << 10;
+/// What a request counts beside its bytes.
+const REQUEST_COST_BYTES: u64 = 1 << 10;
 /// Keepalive interval of idle connections.
 pub(super) const KEEPALIVE: Duration = Duration::from_secs(15);
 
@@ -223,6 +230,11 @@ pub(super) struct Served<W> {
     pub(super) client: u64,
     pub(super) grant: Arc<dyn Grant>,
     pub(super) share: Arc<Share>,
+    /// The transfer of its client that is in progress here: a large one, or small ones that are answered
+    /// together.
+    turn: Option<OwnedSemaphorePermit>,
+    /// Bytes that were served since other connections got the thread.
+    since_rest: u64,
     /// Complete replies: their bytes, if any, were copied, and the stamp was checked afterwards.
     answers: Vec<u8>,
     discard: Vec<u8>,
@@ -312,21 +324,28 @@ impl Server {
         stream.authenticate();
         let (client, segment, share) = (open.client, open.segment, Arc::clone(&open.share));
         let (answers, discard) = (Vec::new(), vec![0; DISCARD_BYTES]);
-        let mut served = Served { stream, client, grant, share, answers, discard };
+        let (turn, since_rest) = (None, 0);
+        let mut served = Served { stream, client, grant, share, turn, since_rest, answers, discard };
         if segment != self.memory.geometry().segment {
             return self.serve_disk(&mut served, segment).await;
         }
         loop {
             // Replies are sent when no further request has arrived.
-            if served.stream.buffered_bytes() < REQUEST_BYTES || served.answers.len() > PIECE_BYTES {
+            let is_last = served.stream.buffered_bytes() < REQUEST_BYTES;
+            if is_last || served.answers.len() > PIECE_BYTES {
                 served.flush().await?;
             }
+            match is_last {
+                true => served.end_turn().await,
+                false => served.rest().await,
+            }
             let Some(head) = served.next_request().await? else { return Ok(()) };
+            served.count(&head);
             match head.kind {
                 RequestKind::Write => self.store(&mut served, &head).await?,
                 RequestKind::Read => {
                     let is_small = head.len as usize <= SMALL_BYTES_MAX;
-                    let _turn = if is_small { None } else { served.begin_transfer().await? };
+                    served.begin_turn().await?;
                     let mut begun = served.begin_send(&*self.slots, &head);
                     if begun.is_none()
                         && let Some(applied) = self.slots.apply_published(&head)
@@ -408,7 +427,7 @@ impl Server {
     ) -> Result<(), ServeError> {
         let began = Instant::now();
         let may_write = served.grant.may_write();
-        let _turn = served.begin_transfer().await?;
+        served.begin_turn().await?;
         let begun = may_write.then(|| self.slots.begin_store(served.client, head)).flatten();
         let status = if let Some(extents) = begun {
             let _guard = StoreGuard { slots: &*self.slots, head };
@@ -563,6 +582,28 @@ impl<W: ByteStream> Served<W> {
         self.grant.may_read().then(|| slots.begin_send(&*self.grant, head)).flatten()
     }
 
+    /// A request was served.
+    pub(super) fn count(&mut self, head: &RequestHead) {
+        self.since_rest = self.since_rest.saturating_add(head.len).saturating_add(REQUEST_COST_BYTES);
+    }
+
+    /// Ends the turn in the middle of requests, if it is time.
+    pub(super) async fn rest(&mut self) {
+        if self.since_rest >= REST_BYTES {
+            self.end_turn().await;
+        }
+    }
+
+    /// Ends the transfer in progress. If it was no small one, others have the thread before the next transfer
+    /// of the same client begins: else its connections would follow each other without a gap.
+    async fn end_turn(&mut self) {
+        if self.since_rest >= TURN_BYTES {
+            self.since_rest = 0;
+            yield_now().await;
+        }
+        self.turn = None;
+    }
+
     pub(super) fn answer(&mut self, reply: &ReplyHead) {
         self.answers.extend(reply.encode());
     }
@@ -582,9 +623,10 @@ impl<W: ByteStream> Served<W> {
     /// hashed just before it is sent. The kernel finds it in the cache in either case.
     async fn send(&mut self, sources: Vec<SourceBuf<'_>>, known: Option<u64>) -> io::Result<u64> {
         let mut run = Run::new(sources);
-        let mut bytes_max = FIRST_PIECE_BYTES;
+        let (mut bytes_max, mut since_rest) = (FIRST_PIECE_BYTES, 0);
         self.stream.hash().reset();
         while !run.is_done() {
+            let bytes = run.bytes().min(bytes_max) as u64;
             let pieces = run.take(bytes_max as u64);
             bytes_max = PIECE_BYTES;
             match known {
@@ -594,11 +636,24 @@ impl<W: ByteStream> Served<W> {
             let answers = SourceBuf::from(&self.answers[..]);
             self.stream.send(std::iter::once(answers).chain(pieces)).await?;
             self.answers.clear();
+            since_rest += bytes;
+            if since_rest >= REST_BYTES {
+                since_rest = 0;
+                yield_now().await;
+            }
         }
         Ok(known.unwrap_or_else(|| self.stream.hash().finish()))
     }
 
-    /// Begins a large transfer, when its client may. The replies so far do not wait for that.
+    /// Begins a transfer here, when its client may, unless one is in progress.
+    async fn begin_turn(&mut self) -> Result<(), ServeError> {
+        if self.turn.is_none() {
+            self.turn = self.begin_transfer().await?;
+        }
+        Ok(())
+    }
+
+    /// Begins a transfer, when its client may. The replies so far do not wait for that.
     pub(super) async fn begin_transfer(&mut self) -> Result<Option<OwnedSemaphorePermit>, ServeError> {
         if let Some(turn) = self.share.try_transfer() {
             return Ok(Some(turn));

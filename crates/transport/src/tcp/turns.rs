@@ -1,0 +1,101 @@
+//! Tests of what a client costs others at a data socket, without sockets: its peers read all at once.
+
+use std::collections::VecDeque;
+use std::io;
+use std::pin::Pin;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll};
+
+use tokio::task::yield_now;
+
+use super::frame::{HelloHead, RequestHead, RequestKind};
+use super::server::{Grant, Server, SlotAccess, Unlimited};
+use super::stream::ByteStream;
+use crate::behavior::TestNode;
+use crate::buffer::{SourceBuf, TargetBuf};
+use crate::copy;
+
+const SMALL: u64 = 16 << 10;
+
+/// A peer that has sent everything already, and reads whatever it is sent.
+struct Wire {
+    unread: Mutex<VecDeque<u8>>,
+    sent: Arc<AtomicUsize>,
+}
+
+impl ByteStream for Wire {
+    fn poll_receive(
+        self: Pin<&mut Self>,
+        _: &mut Context<'_>,
+        targets: &[TargetBuf<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let mut unread = self.unread.lock().unwrap();
+        let target = targets[0];
+        let bytes: Vec<u8> = (0..target.len()).map_while(|_| unread.pop_front()).collect();
+        if bytes.is_empty() {
+            // The connection stays open, and nothing more comes.
+            return Poll::Pending;
+        }
+        copy::copy_in(&bytes, target.split_at(bytes.len()).0);
+        Poll::Ready(Ok(bytes.len()))
+    }
+
+    fn poll_send(
+        self: Pin<&mut Self>,
+        _: &mut Context<'_>,
+        sources: &[SourceBuf<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let bytes = sources.iter().map(|it| it.len()).sum();
+        self.sent.fetch_add(bytes, Ordering::Relaxed);
+        Poll::Ready(Ok(bytes))
+    }
+
+    fn is_idle(&self) -> bool {
+        false
+    }
+}
+
+/// Bytes that one client has been sent over its connections, each with so many reads of that size, when
+/// another one has the answer to its first read.
+async fn bytes_before_another(connections: u64, reads: u64, len: u64) -> usize {
+    let node = Arc::new(TestNode::new());
+    let location = node.reserve(&[len]);
+    node.commit(location);
+    let segment = node.memory().geometry().segment;
+    let slots = Arc::clone(&node) as Arc<dyn SlotAccess>;
+    let grant = || Ok(Arc::new(Unlimited) as Arc<dyn Grant>);
+    let server = Server::new(Arc::clone(node.memory()), slots, Box::new(move |_| grant()), Arc::default());
+    let connect = |client: u64, reads: u64, len: u64| {
+        let mut unread: VecDeque<u8> = HelloHead::encode(client, segment, "").into();
+        for id in 0..reads {
+            let (slot, stamp) = (location.slot, location.stamp);
+            let (kind, offset, cached_epoch) = (RequestKind::Read, 0, None);
+            unread.extend(RequestHead { kind, slot, id, stamp, offset, len, cached_epoch }.encode());
+        }
+        let sent = Arc::new(AtomicUsize::new(0));
+        let wire = Wire { unread: Mutex::new(unread), sent: Arc::clone(&sent) };
+        let server = Arc::clone(&server);
+        tokio::spawn(async move { server.serve(wire, false).await });
+        sent
+    };
+    let greedy: Vec<_> = (0..connections).map(|_| connect(1, reads, len)).collect();
+    let modest = connect(2, 1, SMALL);
+    while modest.load(Ordering::Relaxed) < SMALL as usize {
+        yield_now().await;
+    }
+    greedy.iter().map(|it| it.load(Ordering::Relaxed)).sum()
+}
+
+/// One thread serves all: whatever a client asks for, over however many connections, another one waits for a
+/// few turns of it.
+#[tokio::test]
+async fn client_that_reads_all_the_time_leaves_others_a_share() {
+    const MIB: usize = 1 << 20;
+    for (connections, reads, len) in
+        [(1, 1024, SMALL), (64, 128, SMALL), (64, 48, SMALL), (64, 8, 100_000), (16, 8, 1 << 20)]
+    {
+        let served = bytes_before_another(connections, reads, len).await;
+        assert!((1..=9 * MIB).contains(&served), "{connections} connections: {served} bytes were first");
+    }
+}
