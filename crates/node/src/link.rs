@@ -170,8 +170,9 @@ impl Node {
                 measured: Vec::new(),
                 held: self.slots.held().by_namespace(),
                 views_refused: self.views_refused,
+                limits: Vec::new(),
             };
-            self.link.tell(MemberToMaster::Heartbeat(beat), &mut self.effects);
+            self.link.tell(MemberToMaster::Heartbeat(Box::new(beat)), &mut self.effects);
             self.present_unasked();
         }
     }

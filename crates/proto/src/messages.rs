@@ -11,12 +11,12 @@ use tiffin_types::message::{
     DemoteItem, Demotion, Drain, DrainJob, DrainReport, DrainState, DropPins, Dropped, EndStream, Evicted,
     Evictions, Exists, Explain, FetchItem, ForgetNode, Forgotten, Found, Full, Gone, Granted, GroupStat,
     Guarantee, Heartbeat, Held, HeldBy, Hello, Here, Holder, JobId, Lease, LeaseItem, LeaseOutcome, Leased,
-    List, ListItem, Listed, Measured, Moved, NamedStream, NamespaceStat, NodeInfo, NodeStat, OnExists,
-    OpenStream, OwnerStat, Pattern, Pin, PinOutcome, Ping, Policy, PolicyChange, Prefetch, PrefetchOutcome,
-    Presence, PromoteItem, Publish, PublishItem, Pull, Pulled, PutOptions, Quota, Reason, Record, Refusal,
-    Register, Registered, Release, Released, Replacement, Reserve, ReserveItem, ReserveOutcome, Reserved,
-    Resolve, ResolveOutcome, Resolved, Resource, Retire, Role, Settle, Settled, Shortage, Stat, Store,
-    StreamEnd, StreamLimits, StreamStat, TierStat, Usage, Viewer, Views, Welcome, Why,
+    LimitUse, List, ListItem, Listed, Measured, Moved, NamedStream, NamespaceStat, NodeInfo, NodeStat,
+    OnExists, OpenStream, OwnerStat, Pattern, Pin, PinOutcome, Ping, Policy, PolicyChange, Prefetch,
+    PrefetchOutcome, Presence, PromoteItem, Publish, PublishItem, Pull, Pulled, PutOptions, Quota, Reason,
+    Record, Refusal, Register, Registered, Release, Released, Replacement, Reserve, ReserveItem,
+    ReserveOutcome, Reserved, Resolve, ResolveOutcome, Resolved, Resource, Retire, Role, Settle, Settled,
+    Shortage, Stat, Store, StreamEnd, StreamLimits, StreamStat, TierStat, Usage, Viewer, Views, Welcome, Why,
 };
 use tiffin_types::saved::{Saved, SavedMember, SavedPolicy};
 use tiffin_types::{
@@ -136,7 +136,8 @@ message! {
     AdmitCluster { 1 => cluster }
     ForgetNode { 1 => name }
     Forgotten { 1 => members, 2 => objects }
-    Heartbeat { 1 => usage, 2 => viewers, 3 => measured, 4 => held, 5 => views_refused }
+    Heartbeat { 1 => usage, 2 => viewers, 3 => measured, 4 => held, 5 => views_refused, 6 => limits }
+    LimitUse { 1 => limit, 2 => max, 3 => used, 4 => reached }
     HeldBy { 1 => namespace, 2 => bytes }
     Ping { 1 => measured }
     Measured { 1 => operation, 2 => path, 3 => counts, 4 => sum_us, 5 => bytes }

@@ -7,13 +7,14 @@
 //! oldest of them.
 
 use std::future::Future;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use socket2::{SockRef, TcpKeepalive};
+use tiffin_core::master::LimitStat;
 use tiffin_rpc::{Greeting, Listener, Peer, Stream};
-use tiffin_transport::Pending;
+use tiffin_transport::{AnswerTime, LimitUse, Pending};
 use tiffin_types::ClientId;
 use tiffin_types::NAMESPACE_BYTES_MAX;
 use tiffin_types::access::{self, Denial};
@@ -22,7 +23,7 @@ use tokio::sync::Notify;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
-use crate::access::{Access, ClientIds, Holder, now_ms};
+use crate::access::{Access, ClientIds, Holder, Source, now_ms};
 use crate::supervise::Supervisor;
 use crate::supervise::faults::{Point, strike};
 
@@ -64,13 +65,17 @@ pub(crate) struct Door {
     nodes_enter: bool,
     inside: AtomicU64,
     refused: AtomicU64,
+    /// The number of connections that exceeded the limit so far.
+    surplus: AtomicU64,
+    /// Connections without a valid hello, of each port.
+    pending: Mutex<Vec<Arc<Pending>>>,
 }
 
 impl Door {
     /// Requires one of these tokens; accepts nodes as well as clients if `nodes_enter`.
     pub(crate) fn new(access: Arc<Access>, nodes_enter: bool) -> Self {
-        let (inside, refused) = (AtomicU64::new(0), AtomicU64::new(0));
-        Self { access, clients: ClientIds::default(), nodes_enter, inside, refused }
+        let (inside, refused, surplus, pending) = Default::default();
+        Self { access, clients: ClientIds::default(), nodes_enter, inside, refused, surplus, pending }
     }
 
     /// The accepted tokens.
@@ -88,14 +93,25 @@ impl Door {
         self.refused.load(Ordering::Relaxed)
     }
 
-    /// The holder of a token that is valid now. `Err` is the problem.
-    pub(crate) fn holder(&self, token: &str) -> Result<Arc<Holder>, &'static str> {
-        match self.access.find(token) {
-            Some(holder) if !holder.is_valid(now_ms()) => Err("the token has expired"),
-            Some(holder) => Ok(holder),
-            None if token.is_empty() => Err("the token is missing"),
-            None => Err("the token is wrong"),
-        }
+    /// The limits of its connections and their use; of the port with most where there are several.
+    pub(crate) fn limits(&self) -> [LimitStat; 3] {
+        let pending = self.pending.lock().unwrap_or_else(PoisonError::into_inner);
+        let pending: Vec<_> = pending.iter().map(|it| it.limit()).collect();
+        let connections = LimitUse {
+            max: CONNECTIONS_MAX as u64,
+            used: self.inside(),
+            reached: self.surplus.load(Ordering::Relaxed),
+        };
+        let unauthenticated = LimitUse {
+            max: PENDING_MAX as u64,
+            used: pending.iter().map(|it| it.used).max().unwrap_or(0),
+            reached: pending.iter().map(|it| it.reached).sum(),
+        };
+        [
+            limit_stat("request_connections", connections),
+            limit_stat("request_unauthenticated", unauthenticated),
+            self.access.guesses().stat(),
+        ]
     }
 
     /// Without tokens, a Unix socket accepts only our own user and root. `Err` is the problem.
@@ -118,12 +134,20 @@ impl Door {
         }
     }
 
-    fn check(&self, hello: &Hello, peer: Peer) -> Result<Arc<Holder>, Refusal> {
+    /// Admits a peer, or says why not and when it is told.
+    fn check(&self, hello: &Hello, peer: Peer) -> Result<Arc<Holder>, (Refusal, AnswerTime)> {
+        let holder = self.access.holder(&hello.token).map_err(|problem| {
+            let message = problem.text().to_owned();
+            let refusal = Refusal { reason: Reason::Unauthenticated, message };
+            (refusal, self.access.answer_time(problem, source(peer)))
+        })?;
+        self.check_rest(hello, peer, &holder).map_err(|it| (it, AnswerTime::Now))?;
+        Ok(holder)
+    }
+
+    /// What is required beside the token.
+    fn check_rest(&self, hello: &Hello, peer: Peer, holder: &Holder) -> Result<(), Refusal> {
         let refuse = |reason, message: &str| Err(Refusal { reason, message: message.to_owned() });
-        let holder = match self.holder(&hello.token) {
-            Ok(holder) => holder,
-            Err(problem) => return refuse(Reason::Unauthenticated, problem),
-        };
         if let Peer::Unix { uid, .. } = peer
             && let Err(problem) = self.admit_user(uid)
         {
@@ -131,10 +155,10 @@ impl Door {
         }
         self.check_role(hello)?;
         access::admit(holder.credential(), hello.role, &hello.namespace, now_ms()).map_err(forbidden)?;
-        if let (Role::Client | Role::Lane, Err(problem)) = (hello.role, self.bind(hello.client, &holder)) {
+        if let (Role::Client | Role::Lane, Err(problem)) = (hello.role, self.bind(hello.client, holder)) {
             return refuse(Reason::Forbidden, problem);
         }
-        Ok(holder)
+        Ok(())
     }
 
     fn check_role(&self, hello: &Hello) -> Result<(), Refusal> {
@@ -179,15 +203,17 @@ async fn serve_at_most<H: Host>(
     pending_max: usize,
 ) {
     let pending = Pending::new(pending_max);
+    host.door().pending.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::clone(&pending));
     let mut visits = JoinSet::new();
     loop {
         let stream = listener.accept().await;
         while visits.try_join_next().is_some() {}
+        let is_full = visits.len() >= connections_max;
+        host.door().surplus.fetch_add(u64::from(is_full), Ordering::Relaxed);
         if visits.len() >= connections_max + REFUSALS_MAX {
             tracing::warn!(address = %listener.local_address(), "too many connections: closed one");
             continue;
         }
-        let is_full = visits.len() >= connections_max;
         let greeted = greet(stream, Arc::clone(&host), Arc::clone(&pending), is_full);
         visits.spawn(host.supervisor().watch("the task of a connection", greeted));
     }
@@ -209,15 +235,25 @@ async fn greet<H: Host>(stream: Stream, host: Arc<H>, pending: Arc<Pending>, is_
     };
     let Some(greeting) = greeting else { return };
     let admitted = if is_full {
-        Err(Refusal { reason: Reason::Busy, message: "too many connections".to_owned() })
+        let refusal = Refusal { reason: Reason::Busy, message: "too many connections".to_owned() };
+        Err((refusal, AnswerTime::Now))
     } else {
         door.check(&greeting.hello, greeting.peer())
     };
     let holder = match admitted {
         Ok(holder) => holder,
-        Err(refusal) => {
+        Err((refusal, time)) => {
             door.refused.fetch_add(1, Ordering::Relaxed);
-            return greeting.refuse(refusal, deadline).await;
+            // Until it is told, it counts as a connection without a valid hello.
+            let is_told = tokio::select! {
+                biased;
+                () = cut.notified() => false,
+                is_told = time.comes() => is_told,
+            };
+            if is_told {
+                greeting.refuse(refusal, deadline).await;
+            }
+            return;
         }
     };
     drop(entry);
@@ -228,6 +264,20 @@ async fn greet<H: Host>(stream: Stream, host: Arc<H>, pending: Arc<Pending>, is_
     tracing::debug!(%peer, role = ?greeting.hello.role, label, "peer connected");
     Arc::clone(&host).visit(greeting, holder).await;
     tracing::debug!(%peer, label, "peer disconnected");
+}
+
+/// The party that wrong tokens of this peer count for.
+fn source(peer: Peer) -> Option<Source> {
+    match peer {
+        Peer::Tcp(address) => Some(Source::from(address.ip())),
+        Peer::Unix { uid, .. } => Some(Source::User(uid)),
+        Peer::Gone => None,
+    }
+}
+
+/// A limit with its name.
+pub(crate) fn limit_stat(name: &'static str, LimitUse { max, used, reached }: LimitUse) -> LimitStat {
+    LimitStat { name, max, used, reached }
 }
 
 /// Detects a host that vanished. A process that is only stopped keeps its connection.
@@ -273,6 +323,7 @@ mod tests {
     use tokio::io::AsyncReadExt;
 
     use super::*;
+    use crate::access::Guesses;
 
     #[test]
     fn only_permitted_peers_are_admitted() {
@@ -298,7 +349,7 @@ mod tests {
             (node, false, Err(Reason::NotForYou)),
         ] {
             let found = Door::new(Access::single("secret"), nodes_enter).check(&hello, tcp);
-            assert_eq!(found.map(|_| ()).map_err(|refusal| refusal.reason), expected, "{hello:?}");
+            assert_eq!(found.map(|_| ()).map_err(|it| it.0.reason), expected, "{hello:?}");
         }
     }
 
@@ -332,6 +383,8 @@ mod tests {
         let refused = open().await.map(|_| ());
         assert!(matches!(refused, Err(CallError::Refused(refusal)) if refusal.reason == Reason::Busy));
         assert_eq!((server.0.inside(), server.0.refused()), (1, 1));
+        let connections = server.0.limits()[0];
+        assert_eq!((connections.name, connections.used, connections.reached), ("request_connections", 1, 1));
         drop(first);
         // The server notices the end of a connection with a delay.
         while open().await.is_err() {
@@ -363,6 +416,51 @@ mod tests {
         let (connection, _) = Connection::open(&address, hello, deadline).await.unwrap();
         assert!(!connection.is_closed());
         assert_eq!(server.0.inside(), 1);
+        let unauthenticated = server.0.limits()[1];
+        assert_eq!((unauthenticated.name, unauthenticated.reached), ("request_unauthenticated", 2));
+        serving.abort();
+    }
+
+    /// The answers are held back for ever, so that no clock takes part.
+    #[tokio::test]
+    async fn guesses_are_held_back_and_lock_no_client_out() {
+        const AT_ONCE: u32 = 3;
+        let listener = Listener::bind(&"127.0.0.1:0".parse().unwrap()).await.unwrap();
+        let address = listener.local_address().clone();
+        let access = Access::with_guesses("secret", Guesses::patient(AT_ONCE, 2));
+        let server = Arc::new(Server(Door::new(access, false), Supervisor::new()));
+        let serving = tokio::spawn(serve(listener, Arc::clone(&server)));
+        let deadline = Instant::now() + Duration::from_secs(60);
+        let hello = |token: &str| Hello {
+            token: token.into(),
+            namespace: "default".into(),
+            client: ClientId(1),
+            ..Hello::default()
+        };
+        let open = |token| Connection::open_by(&address, Reach::Far, hello(token), deadline);
+        for _ in 0..AT_ONCE {
+            let refused = open("guess").await.map(|_| ());
+            let is_refused =
+                |it: &Refusal| it.reason == Reason::Unauthenticated && it.message == "the token is wrong";
+            assert!(matches!(&refused, Err(CallError::Refused(it)) if is_refused(it)), "{refused:?}");
+        }
+        let mut held = JoinSet::new();
+        for _ in 0..2 {
+            let (address, hello) = (address.clone(), hello("guess"));
+            held.spawn(async move {
+                Connection::open_by(&address, Reach::Far, hello, deadline).await.map(|_| ())
+            });
+        }
+        while server.0.limits()[2].reached < 2 {
+            tokio::task::yield_now().await;
+        }
+        // One more is closed without an answer.
+        let closed = open("guess").await.map(|_| ());
+        assert!(matches!(closed, Err(ref it) if !matches!(it, CallError::Refused(_))), "{closed:?}");
+        assert!(held.try_join_next().is_none(), "the others are not answered yet");
+        // A client of the same host with the token is served at once, and so is another user of it.
+        assert!(open("secret").await.is_ok());
+        assert_eq!(server.0.limits()[2].reached, 3);
         serving.abort();
     }
 

@@ -75,7 +75,7 @@ pub use crate::available::{Available, Limit, available_memory};
 pub use crate::buffer::{SourceBuf, TargetBuf};
 pub use crate::claim::Withdrawals;
 pub use crate::mapped::MappedRange;
-pub use crate::pending::{Entry as PendingEntry, Pending};
+pub use crate::pending::{AnswerTime, Connections, Denied, Entry as PendingEntry, LimitUse, Pending};
 pub use crate::populate::Pages;
 pub use crate::process::id as this_process;
 

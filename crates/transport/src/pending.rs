@@ -1,13 +1,120 @@
-//! Accepted connections that are not authenticated yet.
+//! Accepted connections, and those of them that are not authenticated yet.
 //!
 //! Any process that reaches a port can open connections and send nothing, so their number is limited. Beyond
 //! the limit the oldest is closed: a peer that sends its request at once is never rejected because of silent
 //! peers.
 
 use std::collections::BTreeMap;
+use std::pin::Pin;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::Notify;
+
+/// A limit, its use, and how often it was reached.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LimitUse {
+    /// Its value.
+    pub max: u64,
+    /// The current use.
+    pub used: u64,
+    /// How often one more was refused, or another one closed for it.
+    pub reached: u64,
+}
+
+/// The open connections of one port.
+#[derive(Debug)]
+pub struct Connections {
+    max: usize,
+    open: AtomicUsize,
+    refused: AtomicU64,
+}
+
+/// One open connection, until it is dropped.
+#[derive(Debug)]
+pub struct Connected {
+    connections: Arc<Connections>,
+    /// There were as many as may be: it is to be refused.
+    pub is_surplus: bool,
+}
+
+impl Connections {
+    /// At most `max` at a time.
+    #[must_use]
+    pub fn new(max: usize) -> Arc<Self> {
+        Arc::new(Self { max, open: AtomicUsize::new(0), refused: AtomicU64::new(0) })
+    }
+
+    /// One more has arrived.
+    #[must_use]
+    pub fn enter(self: &Arc<Self>) -> Connected {
+        let is_surplus = self.open.fetch_add(1, Ordering::Relaxed) >= self.max;
+        self.refused.fetch_add(u64::from(is_surplus), Ordering::Relaxed);
+        Connected { connections: Arc::clone(self), is_surplus }
+    }
+
+    /// The limit and its use.
+    #[must_use]
+    pub fn limit(&self) -> LimitUse {
+        let used = self.open.load(Ordering::Relaxed) as u64;
+        LimitUse { max: self.max as u64, used, reached: self.refused.load(Ordering::Relaxed) }
+    }
+}
+
+impl Drop for Connected {
+    fn drop(&mut self) {
+        self.connections.open.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// Why a peer is not admitted, and when it is told.
+pub struct Denied {
+    reason: String,
+    when: AnswerTime,
+}
+
+/// When a peer is told that it is not admitted. Its connection is pending until then.
+pub enum AnswerTime {
+    /// At once.
+    Now,
+    /// When the future ends. It may hold what is counted meanwhile.
+    After(Pin<Box<dyn Future<Output = ()> + Send>>),
+    /// The connection is closed instead.
+    Never,
+}
+
+impl Denied {
+    /// Denied for this reason.
+    #[must_use]
+    pub fn new(reason: impl Into<String>, when: AnswerTime) -> Self {
+        Self { reason: reason.into(), when }
+    }
+
+    /// Waits until the peer may be told the reason; `None` if it is not told.
+    pub async fn reason_in_time(self) -> Option<String> {
+        self.when.comes().await.then_some(self.reason)
+    }
+}
+
+impl AnswerTime {
+    /// Waits for the time; `false` if it never comes.
+    pub async fn comes(self) -> bool {
+        match self {
+            Self::Now => true,
+            Self::After(time) => {
+                time.await;
+                true
+            }
+            Self::Never => false,
+        }
+    }
+}
+
+impl<T: Into<String>> From<T> for Denied {
+    fn from(reason: T) -> Self {
+        Self::new(reason, AnswerTime::Now)
+    }
+}
 
 /// The pending connections of one port.
 #[derive(Debug)]
@@ -71,7 +178,14 @@ impl Pending {
         self.lock().cut
     }
 
-    /// Number of bytes.
+    /// The limit and its use.
+    #[must_use]
+    pub fn limit(&self) -> LimitUse {
+        let table = self.lock();
+        LimitUse { max: self.connections_max as u64, used: table.open.len() as u64, reached: table.cut }
+    }
+
+    /// Number of pending connections.
     #[must_use]
     pub fn len(&self) -> usize {
         self.lock().open.len()
@@ -98,14 +212,27 @@ impl Drop for Entry {
 mod tests {
     use super::*;
 
+    #[test]
+    fn one_connection_beyond_the_limit_is_surplus() {
+        let connections = Connections::new(2);
+        let mut open: Vec<Connected> = (0..2).map(|_| connections.enter()).collect();
+        assert!(open.iter().all(|it| !it.is_surplus));
+        assert_eq!(connections.limit(), LimitUse { max: 2, used: 2, reached: 0 });
+        assert!(connections.enter().is_surplus);
+        assert_eq!(connections.limit(), LimitUse { max: 2, used: 2, reached: 1 });
+        open.pop();
+        assert!(!connections.enter().is_surplus);
+    }
+
     #[tokio::test]
     async fn one_beyond_the_limit_closes_the_oldest() {
         let pending = Pending::new(2);
         let cuts: Vec<Arc<Notify>> = (0..4).map(|_| Arc::default()).collect();
         let mut entries: Vec<Entry> = cuts.iter().take(2).map(|cut| pending.enter(cut)).collect();
         assert_eq!((pending.len(), pending.cut()), (2, 0), "at the limit none is closed");
+        assert_eq!(pending.limit(), LimitUse { max: 2, used: 2, reached: 0 });
         entries.push(pending.enter(&cuts[2]));
-        assert_eq!((pending.len(), pending.cut()), (2, 1));
+        assert_eq!(pending.limit(), LimitUse { max: 2, used: 2, reached: 1 });
         cuts[0].notified().await;
         // An authenticated connection leaves space, and none is closed for the next.
         drop(entries.remove(1));

@@ -695,7 +695,7 @@ impl Master {
                 o.cx.reply(conn, id, reply);
                 return self.drains.joined(&mut o.cx, node);
             }
-            (MemberToMaster::Heartbeat(beat), Some(node)) => membership::heartbeat(o, node, beat),
+            (MemberToMaster::Heartbeat(beat), Some(node)) => membership::heartbeat(o, node, *beat),
             (MemberToMaster::Decide(decide), Some(node)) => {
                 let Some(decide) = self.park_decide(conn, id, node, decide) else { return };
                 departures::remove_decided(&mut self.objects, &decide);

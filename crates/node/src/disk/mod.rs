@@ -686,7 +686,7 @@ impl Disk {
     fn beat(&mut self) {
         if self.is_member() {
             let beat = Heartbeat { usage: self.usage(), ..Heartbeat::default() };
-            self.tell(MemberToMaster::Heartbeat(beat));
+            self.tell(MemberToMaster::Heartbeat(Box::new(beat)));
         }
     }
 

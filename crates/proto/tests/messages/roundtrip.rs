@@ -121,7 +121,7 @@ fn missing_fields_have_their_default() {
     let answered = |reply| Ok(Incoming::Reply(RequestId(1), reply));
     assert_eq!(empty(1, false), asked(Request::Hello(Hello::default())));
     assert_eq!(empty(2, false), asked(ClientToMaster::Reserve(Reserve::default()).into()));
-    assert_eq!(empty(8, false), asked(MemberToMaster::Heartbeat(Heartbeat::default()).into()));
+    assert_eq!(empty(8, false), asked(MemberToMaster::Heartbeat(Box::default()).into()));
     assert_eq!(empty(9, false), asked(MemberToMaster::Register(Box::default()).into()));
     assert_eq!(empty(257, true), answered(Reply::Welcome(Welcome::default())));
     assert_eq!(empty(258, true), answered(Reply::Refused(Refusal::default())));

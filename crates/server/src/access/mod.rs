@@ -15,6 +15,7 @@
 
 mod clients;
 mod file;
+mod guesses;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -25,13 +26,14 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use blake3::Hash;
 use tiffin_rpc::Outbox;
-use tiffin_transport::tcp;
+use tiffin_transport::{AnswerTime, tcp};
 use tiffin_types::access::{Credential, Namespaces, Right, Rights};
 use tokio::sync::Notify;
 use tokio::time::{MissedTickBehavior, interval};
 
 pub(crate) use clients::ClientIds;
 pub use file::{AccessError, AccessFile, NewToken, TOKENS_MAX, TokenEntry};
+pub(crate) use guesses::{Guesses, Source};
 
 /// How often a server looks whether its access file has changed or a token has expired.
 const RELOAD_INTERVAL: Duration = Duration::from_secs(1);
@@ -155,6 +157,24 @@ impl Drop for Connected {
     }
 }
 
+/// Why a token is not accepted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum TokenProblem {
+    Missing,
+    Wrong,
+    Expired,
+}
+
+impl TokenProblem {
+    pub(crate) fn text(self) -> &'static str {
+        match self {
+            Self::Missing => "the token is missing",
+            Self::Wrong => "the token is wrong",
+            Self::Expired => "the token has expired",
+        }
+    }
+}
+
 /// The accepted tokens.
 #[derive(Debug)]
 pub(crate) struct Access {
@@ -165,6 +185,7 @@ pub(crate) struct Access {
     setting: Option<(Hash, Arc<Holder>)>,
     // Held for one operation.
     listed: Mutex<Listed>,
+    guesses: Guesses,
 }
 
 /// The tokens of the access file.
@@ -196,7 +217,18 @@ impl Access {
         });
         let is_open = token.is_empty() && is_only;
         let anyone = is_open.then(|| Holder::new(Credential::unlimited("any client"), 0));
-        Self { file: None, anyone, setting, listed: Mutex::default() }
+        Self { file: None, anyone, setting, listed: Mutex::default(), guesses: Guesses::default() }
+    }
+
+    /// The peers that have shown wrong tokens.
+    pub(crate) fn guesses(&self) -> &Guesses {
+        &self.guesses
+    }
+
+    /// The same with other limits of wrong tokens.
+    #[cfg(test)]
+    pub(crate) fn with_guesses(token: &str, guesses: Guesses) -> Arc<Self> {
+        Arc::new(Self { guesses, ..Self::of_setting(token, true) })
     }
 
     /// Whether every connection is accepted.
@@ -220,6 +252,24 @@ impl Access {
             }
         }
         found.map(Arc::clone)
+    }
+
+    /// The holder of a token that is valid now.
+    pub(crate) fn holder(&self, token: &str) -> Result<Arc<Holder>, TokenProblem> {
+        match self.find(token) {
+            Some(holder) if !holder.is_valid(now_ms()) => Err(TokenProblem::Expired),
+            Some(holder) => Ok(holder),
+            None if token.is_empty() => Err(TokenProblem::Missing),
+            None => Err(TokenProblem::Wrong),
+        }
+    }
+
+    /// When a peer is told of the problem of its token.
+    pub(crate) fn answer_time(&self, problem: TokenProblem, source: Option<Source>) -> AnswerTime {
+        match (problem, source) {
+            (TokenProblem::Wrong, Some(source)) => self.guesses.failed(source),
+            _ => AnswerTime::Now,
+        }
     }
 
     /// Ends holders whose tokens have expired, and reads the access file if it has changed.

@@ -74,7 +74,7 @@ impl ClientPages {
     ) -> Result<Self, StartError> {
         let tls = TlsServer::open(tls, ClientCertificates::Asked)?;
         let (listener, address) = super::listen(listen).await?;
-        let pages = Pages { listener, address: address.clone(), tls };
+        let pages = Pages::on(listener, address.clone(), tls);
         let task = tokio::spawn(pages.serve(router(state, token), Supervisor::new()));
         Ok(Self { address, task })
     }

@@ -7,6 +7,7 @@ use std::convert::Infallible;
 use std::future::Future;
 use std::io;
 use std::pin::Pin;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll};
 
@@ -19,12 +20,13 @@ use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
-use tiffin_transport::{Pending, PendingEntry};
+use tiffin_transport::{LimitUse, Pending, PendingEntry};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, SemaphorePermit};
 use tokio::time::{Instant, Sleep, sleep, timeout};
 
 use super::{HEAD_TIME_MAX, IDLE_TIME_MAX, REQUEST_TIME_MAX};
+use crate::access::Source;
 
 /// The maximum length of a request's head and of a connection's buffer: a query may name many keys.
 const BUFFER_BYTES_MAX: usize = 72 << 10;
@@ -41,10 +43,13 @@ fn is_expensive(path: &str) -> bool {
 
 /// The state that all connections of a port share.
 #[derive(Debug)]
-pub(super) struct Gate {
+pub(crate) struct Gate {
     pending: Arc<Pending>,
     requests: Arc<Semaphore>,
     reserved: Arc<Semaphore>,
+    requests_max: usize,
+    /// Requests that found the limit reached.
+    crowded: AtomicU64,
     turns: Semaphore,
 }
 
@@ -54,6 +59,8 @@ impl Gate {
             pending: Pending::new(pending_max),
             requests: Arc::new(Semaphore::new(requests_max)),
             reserved: Arc::new(Semaphore::new(reserved_max)),
+            requests_max,
+            crowded: AtomicU64::new(0),
             turns: Semaphore::new(TURNS_MAX),
         })
     }
@@ -61,6 +68,13 @@ impl Gate {
     /// Counts a connection that has sent no request yet. It must end when `cut` is notified.
     pub(super) fn enter(&self, cut: &Arc<Notify>) -> PendingEntry {
         self.pending.enter(cut)
+    }
+
+    /// The limits of connections without a complete request, and of requests that are answered.
+    pub(super) fn limits(&self) -> [LimitUse; 2] {
+        let used = self.requests_max - self.requests.available_permits();
+        let reached = self.crowded.load(Ordering::Relaxed);
+        [self.pending.limit(), LimitUse { max: self.requests_max as u64, used: used as u64, reached }]
     }
 
     /// Waits for permission to render a page; only expensive pages wait.
@@ -75,6 +89,7 @@ impl Gate {
     /// Admits a request, or returns `None` if the limit is reached.
     fn place(&self, path: &str) -> Option<OwnedSemaphorePermit> {
         let place = Arc::clone(&self.requests).try_acquire_owned().ok();
+        self.crowded.fetch_add(u64::from(place.is_none()), Ordering::Relaxed);
         let is_reserved = matches!(path, "/health" | "/metrics");
         place.or_else(|| Arc::clone(&self.reserved).try_acquire_owned().ok().filter(|_| is_reserved))
     }
@@ -116,8 +131,8 @@ impl Drop for Served {
     }
 }
 
-/// Serves one connection until it ends.
-pub(super) async fn serve<S>(stream: S, router: Router, gate: Arc<Gate>)
+/// Serves one connection until it ends. Its requests carry where they come from.
+pub(super) async fn serve<S>(stream: S, from: Source, router: Router, gate: Arc<Gate>)
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
@@ -125,7 +140,8 @@ where
     let entry = Mutex::new(Some(gate.pending.enter(&cut)));
     let turn = Arc::new(Turn { gate, cut: Arc::clone(&cut), entry });
     let pages = TowerToHyperService::new(router);
-    let service = service_fn(move |request: hyper::Request<Incoming>| {
+    let service = service_fn(move |mut request: hyper::Request<Incoming>| {
+        request.extensions_mut().insert(from);
         let served = Served::begin(&turn, request.uri().path());
         let (is_expensive, gate) = (is_expensive(request.uri().path()), Arc::clone(&turn.gate));
         let made = hyper::service::Service::call(&pages, request.map(Body::new));
@@ -267,7 +283,7 @@ mod tests {
     /// An in-memory connection that has sent this text.
     async fn say(gate: &Arc<Gate>, text: &str) -> DuplexStream {
         let (mut near, far) = duplex(4096);
-        tokio::spawn(serve(far, pages(), Arc::clone(gate)));
+        tokio::spawn(serve(far, Source::User(0), pages(), Arc::clone(gate)));
         near.write_all(text.as_bytes()).await.unwrap();
         // The peer has read the text when it has nothing left to do.
         for _ in 0..16 {
@@ -334,6 +350,7 @@ mod tests {
         let _half = [say(&gate, HALF_BODY).await, say(&gate, HALF_BODY).await];
         let refused = answer(say(&gate, &ask("/value")).await).await;
         assert!(refused.starts_with("HTTP/1.1 503 ") && refused.contains("hint: "), "{refused}");
+        assert_eq!(gate.limits()[1], LimitUse { max: 2, used: 2, reached: 1 });
         for path in ["/health", "/metrics", "/health"] {
             let text = answer(say(&gate, &ask(path)).await).await;
             assert!(text.starts_with("HTTP/1.1 200 "), "{text}");
@@ -362,7 +379,7 @@ mod tests {
             let mut answers = JoinSet::new();
             for _ in 0..4 {
                 let (mut near, far) = duplex(4096);
-                tokio::spawn(serve(far, pages.clone(), Arc::clone(&gate)));
+                tokio::spawn(serve(far, Source::User(0), pages.clone(), Arc::clone(&gate)));
                 near.write_all(ask(path).as_bytes()).await.unwrap();
                 answers.spawn(answer(near));
             }

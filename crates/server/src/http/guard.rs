@@ -22,7 +22,7 @@ use axum::response::{IntoResponse, Response};
 use hyper::body::Frame;
 use tiffin_types::access::{Credential, Namespaces, Right, Rights};
 
-use crate::access::{Access, Holder, now_ms};
+use crate::access::{Access, Holder, Source, TokenProblem, now_ms};
 
 /// What a page needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -159,7 +159,13 @@ pub(super) fn guarded_unless(
                 return (StatusCode::FORBIDDEN, text).into_response();
             }
             let need = Need::of(request.method(), request.uri().path());
-            let holder = shown(&request, &access).or_else(|| known(&request));
+            let shown = shown(&request, &access);
+            if let Err(problem) = shown
+                && let Some(busy) = told_in_time(&access, problem, source(&request)).await
+            {
+                return busy;
+            }
+            let holder = shown.ok().or_else(|| known(&request));
             let holder = holder.filter(|it| it.is_valid(now_ms()));
             let checked = match &holder {
                 _ if need == Need::Nothing => Ok(()),
@@ -201,13 +207,33 @@ fn is_foreign(headers: &HeaderMap, is_local_port: bool) -> bool {
 }
 
 /// The holder of the token that a request shows.
-fn shown(request: &Request, access: &Access) -> Option<Arc<Holder>> {
+fn shown(request: &Request, access: &Access) -> Result<Arc<Holder>, TokenProblem> {
     if access.is_open() {
-        return access.find("");
+        return access.holder("");
     }
     let header = request.headers().get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
-    let (scheme, shown) = header.and_then(|text| text.split_once(' '))?;
-    scheme.eq_ignore_ascii_case("bearer").then(|| access.find(shown.trim())).flatten()
+    let shown = header.and_then(|text| text.split_once(' '));
+    let token = shown.filter(|(scheme, _)| scheme.eq_ignore_ascii_case("bearer")).map(|(_, it)| it.trim());
+    access.holder(token.unwrap_or_default())
+}
+
+/// Where a request comes from.
+pub(super) fn source(request: &Request) -> Option<Source> {
+    request.extensions().get().copied()
+}
+
+/// Waits until a peer may be told that its token is wrong. A response if it is told something else.
+pub(super) async fn told_in_time(
+    access: &Access,
+    problem: TokenProblem,
+    source: Option<Source>,
+) -> Option<Response> {
+    if access.answer_time(problem, source).comes().await {
+        return None;
+    }
+    let text = "too many wrong tokens from this host\n\nhint: check the token, and retry later\n";
+    let headers = [(header::CONNECTION, "close"), (header::RETRY_AFTER, "1")];
+    Some((StatusCode::TOO_MANY_REQUESTS, headers, text).into_response())
 }
 
 #[cfg(test)]

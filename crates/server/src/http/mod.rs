@@ -34,13 +34,17 @@ use axum::Router;
 use axum::extract::State;
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
+use tiffin_core::master::LimitStat;
 use tiffin_rpc::{Address, ListenError, TlsServer};
+use tiffin_transport::LimitUse;
 use tokio::net::TcpListener;
 use tokio::task::JoinSet;
 use tokio::time::sleep;
 
-use gate::Gate;
+pub(crate) use gate::Gate;
 
+use crate::access::Source;
+use crate::listen::limit_stat;
 use crate::master::Shared;
 use crate::supervise::Supervisor;
 
@@ -68,6 +72,7 @@ pub(crate) struct Pages {
     listener: TcpListener,
     address: Address,
     tls: Option<TlsServer>,
+    gate: Arc<Gate>,
 }
 
 impl Pages {
@@ -78,7 +83,16 @@ impl Pages {
     ) -> Result<Option<Self>, ListenError> {
         let Some(address) = address else { return Ok(None) };
         let (listener, address) = listen(address).await?;
-        Ok(Some(Self { listener, address, tls }))
+        Ok(Some(Self::on(listener, address, tls)))
+    }
+
+    fn on(listener: TcpListener, address: Address, tls: Option<TlsServer>) -> Self {
+        Self { listener, address, tls, gate: Gate::new(PENDING_MAX, REQUESTS_MAX, RESERVED_MAX) }
+    }
+
+    /// The state of its connections.
+    pub(crate) fn gate(&self) -> &Arc<Gate> {
+        &self.gate
     }
 
     /// The address with the actual port.
@@ -88,7 +102,6 @@ impl Pages {
 
     /// Serves until the future is dropped.
     pub(crate) async fn serve(self, router: Router, supervisor: Arc<Supervisor>) {
-        let gate = Gate::new(PENDING_MAX, REQUESTS_MAX, RESERVED_MAX);
         let router = match self.address.is_local() {
             true => router.layer(axum::Extension(guard::LocalPort)),
             false => router,
@@ -98,12 +111,13 @@ impl Pages {
             let accepted = self.listener.accept().await;
             while connections.try_join_next().is_some() {}
             match accepted {
-                Ok((stream, _)) => {
-                    let (router, gate, tls) = (router.clone(), Arc::clone(&gate), self.tls.clone());
+                Ok((stream, from)) => {
+                    let (router, gate, tls) = (router.clone(), Arc::clone(&self.gate), self.tls.clone());
+                    let from = Source::from(from.ip());
                     let served = async move {
                         match tls {
-                            None => gate::serve(stream, router, gate).await,
-                            Some(tls) => secure::serve(stream, &tls, router, gate).await,
+                            None => gate::serve(stream, from, router, gate).await,
+                            Some(tls) => secure::serve(stream, from, &tls, router, gate).await,
                         }
                     };
                     connections.spawn(supervisor.watch("the task of a page", served));
@@ -115,6 +129,22 @@ impl Pages {
             }
         }
     }
+}
+
+/// The limits of several ports with pages: the use of the port with most.
+pub(crate) fn limits(gates: &[Arc<Gate>]) -> [LimitStat; 2] {
+    let both: Vec<_> = gates.iter().map(|it| it.limits()).collect();
+    let worst = |uses: &mut dyn Iterator<Item = LimitUse>, max: usize| {
+        let start = LimitUse { max: max as u64, ..LimitUse::default() };
+        uses.fold(start, |worst, it| LimitUse {
+            used: worst.used.max(it.used),
+            reached: worst.reached + it.reached,
+            ..worst
+        })
+    };
+    let unauthenticated = worst(&mut both.iter().map(|it| it[0]), PENDING_MAX);
+    let requests = worst(&mut both.iter().map(|it| it[1]), REQUESTS_MAX);
+    [limit_stat("page_unauthenticated", unauthenticated), limit_stat("page_requests", requests)]
 }
 
 /// Listens on an address. Returns the listener and the address with the actual port.

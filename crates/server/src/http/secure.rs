@@ -15,6 +15,7 @@ use tokio::time::timeout;
 
 use super::HEAD_TIME_MAX;
 use super::gate::{self, Gate};
+use crate::access::Source;
 
 /// How much of the request of a client without TLS is read.
 const PLAINTEXT_BYTES: usize = 4 << 10;
@@ -24,7 +25,7 @@ const PLAINTEXT_ANSWER: &str = "HTTP/1.1 400 Bad Request\r\nContent-Type: text/p
     server's certificate (`curl --cacert ca.pem`)\n";
 
 /// Serves one connection until it ends.
-pub(super) async fn serve(stream: TcpStream, tls: &TlsServer, router: Router, gate: Arc<Gate>) {
+pub(super) async fn serve(stream: TcpStream, from: Source, tls: &TlsServer, router: Router, gate: Arc<Gate>) {
     let cut = Arc::new(Notify::new());
     let pending = gate.enter(&cut);
     let shaken = tokio::select! {
@@ -40,7 +41,7 @@ pub(super) async fn serve(stream: TcpStream, tls: &TlsServer, router: Router, ga
     };
     let is_limited = tls.asks_for_certificates() && !stream.has_peer_certificate();
     let router = if is_limited { router.layer(from_fn(only_health)) } else { router };
-    gate::serve(stream, router, gate).await;
+    gate::serve(stream, from, router, gate).await;
 }
 
 async fn shake(mut stream: TcpStream, tls: &TlsServer) -> std::io::Result<TlsStream<TcpStream>> {

@@ -24,9 +24,9 @@ use tiffin_types::message::{ClientToMaster, Explain, Reply};
 use tiffin_types::{Key, NAMESPACE_BYTES_MAX, NAMESPACE_DEFAULT};
 use tokio::time::Instant;
 
-use super::guard::Caller;
+use super::guard::{Caller, source, told_in_time};
 use super::{Server, json as answer};
-use crate::access::{Access, Holder, now_ms};
+use crate::access::{Access, Holder, TokenProblem};
 use crate::master::Shared;
 use crate::{host, why};
 
@@ -138,10 +138,15 @@ async fn page() -> Response {
 
 /// Begins a session for a browser that posts the token.
 async fn login(access: &Access, sessions: &Sessions, request: Request) -> Response {
+    let source = source(&request);
     let given = to_bytes(request.into_body(), TOKEN_BYTES_MAX).await.unwrap_or_default();
-    let found = str::from_utf8(&given).ok().and_then(|given| access.find(given));
-    let found = found.filter(|it| it.is_valid(now_ms()) && !access.is_open());
-    let Some(holder) = found else {
+    let found = str::from_utf8(&given).map_err(|_| TokenProblem::Wrong).and_then(|it| access.holder(it));
+    if let Err(problem) = found
+        && let Some(busy) = told_in_time(access, problem, source).await
+    {
+        return busy;
+    }
+    let Some(holder) = found.ok().filter(|_| !access.is_open()) else {
         let text = "the token is missing or wrong\n\nhint: post the token of the store, and nothing else\n";
         return super::text(StatusCode::UNAUTHORIZED, text);
     };

@@ -98,6 +98,8 @@ pub(crate) struct Shared {
     heartbeat: Duration,
     door: Door,
     tls: Option<TlsServer>,
+    /// The connections to its pages, of each port.
+    gates: Vec<Arc<http::Gate>>,
     counters: Counters,
     watched: Watched,
     /// Requests that take longer are logged; zero for none.
@@ -189,7 +191,8 @@ impl MasterServer {
         let addresses: Vec<_> = listeners.iter().map(|it| it.local_address().clone()).collect();
         let (store, saved) = open_store(&config, &addresses).await?;
         let epoch = saved.epoch;
-        let shared = Arc::new(Shared { tls: tls.clone(), ..Shared::new(&config, store, saved)? });
+        let gates = pages.iter().chain(&metadata).map(|it| Arc::clone(it.gate())).collect();
+        let shared = Arc::new(Shared { tls: tls.clone(), gates, ..Shared::new(&config, store, saved)? });
         let http = pages.as_ref().map(|it| it.address().clone());
         let metadata_http = metadata.as_ref().map(|it| it.address().clone());
         let pages = pages.map(|it| (it, http::master::router(Arc::clone(&shared))));
@@ -390,6 +393,7 @@ impl Shared {
             heartbeat: heartbeat(config),
             door: Door::new(Access::new(&config.token, config.access_file.as_deref())?, true),
             tls: None,
+            gates: Vec::new(),
             counters: Counters::default(),
             watched: Watched::default(),
             slow: config.slow,

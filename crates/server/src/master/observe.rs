@@ -18,9 +18,9 @@ use tokio::time::{Instant, MissedTickBehavior};
 
 use super::{Conn, Shared, State};
 use crate::metrics::{self, Asked, RequestKind, Shortage};
-use crate::traced;
 use crate::turnstile::Turn;
 use crate::watch::{self, History, Journal, Kind, Live};
+use crate::{http, traced};
 
 /// The maximum number of requests that are timed while they wait for an answer.
 const UNANSWERED_MAX: usize = 1 << 16;
@@ -130,6 +130,7 @@ impl Shared {
         if let (Some(segment), Request::MemberToMaster(MemberToMaster::Heartbeat(beat))) = (segment, request)
         {
             self.counters.member_measured(segment, &beat.measured);
+            self.counters.member_limits(segment, &beat.limits);
         }
     }
 
@@ -225,7 +226,13 @@ impl Shared {
             transfers: self.counters.transfers(&stat),
             waiting: waiting as u64,
             undecided: undecided as u64,
-            limits: limits.into_iter().chain([self.turnstile.stat()]).collect(),
+            limits: limits
+                .into_iter()
+                .chain([self.turnstile.stat()])
+                .chain(self.door.limits())
+                .chain(http::limits(&self.gates))
+                .collect(),
+            node_limits: self.counters.node_limits(&stat),
             events: self.watched.journal.counts(),
             spans: self.tracer.as_ref().map_or((0, 0), |it| (it.exported(), it.dropped())),
             ..self.snapshot(&stat)

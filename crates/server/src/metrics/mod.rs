@@ -21,8 +21,8 @@ use tiffin_core::master::LimitStat;
 use tiffin_measure::{Counts, Histogram, Measures};
 use tiffin_types::SegmentId;
 use tiffin_types::message::{
-    CachedReads, CallPart, ClientToMaster, CommitOutcome, DeleteOutcome, Measured, MemberToMaster, Pattern,
-    Presence, Reply, Request, ReserveOutcome, ResolveOutcome, Stat,
+    CachedReads, CallPart, ClientToMaster, CommitOutcome, DeleteOutcome, LimitUse, Measured, MemberToMaster,
+    Pattern, Presence, Reply, Request, ReserveOutcome, ResolveOutcome, SOCKET_LIMITS, Stat,
 };
 
 /// The upper bounds of the histogram of value sizes, in bytes.
@@ -88,6 +88,8 @@ pub(crate) struct Counters {
     clients: Measures,
     /// What members have measured. It is locked for one heartbeat or one page.
     members: Mutex<BTreeMap<SegmentId, Measures>>,
+    /// The limits of the sockets of nodes, as last reported. It is locked for one heartbeat or one page.
+    limits: Mutex<NodeLimits>,
     slow: AtomicU64,
     gets: AtomicU64,
     hits: AtomicU64,
@@ -109,6 +111,12 @@ struct OpCounters {
 /// The transfers of one member, by operation and path.
 pub(crate) type Transfers = Vec<(String, &'static str, &'static str, Counts)>;
 
+/// The limits of the sockets of each node, by name.
+type NodeLimits = BTreeMap<SegmentId, BTreeMap<&'static str, LimitUse>>;
+
+/// The use of a limit of a node's sockets, with the name of the node.
+pub(crate) type NodeLimit = (String, LimitStat);
+
 /// The data for the pages.
 pub(crate) struct Snapshot<'a> {
     pub(crate) stat: &'a Stat,
@@ -119,6 +127,7 @@ pub(crate) struct Snapshot<'a> {
     pub(crate) waiting: u64,
     pub(crate) undecided: u64,
     pub(crate) limits: Vec<LimitStat>,
+    pub(crate) node_limits: Vec<NodeLimit>,
     /// Spans that were exported, and those that were lost.
     pub(crate) spans: (u64, u64),
     pub(crate) connections: u64,
@@ -141,6 +150,7 @@ impl<'a> Snapshot<'a> {
             waiting: 0,
             undecided: 0,
             limits: Vec::new(),
+            node_limits: Vec::new(),
             spans: (0, 0),
             connections: 0,
             refused: 0,
@@ -384,6 +394,33 @@ impl Counters {
         transfers
     }
 
+    /// Keeps the limits of a member's sockets. Those that this master does not know are dropped.
+    pub(crate) fn member_limits(&self, segment: SegmentId, limits: &[LimitUse]) {
+        let mut members = self.limits();
+        if !limits.is_empty() && (members.len() < MEMBERS_MAX || members.contains_key(&segment)) {
+            members.insert(segment, limits.iter().filter_map(|it| Some((name_of(it)?, *it))).collect());
+        }
+    }
+
+    /// The limits of the sockets of members, by name. Those that are not members any more are removed.
+    pub(crate) fn node_limits(&self, stat: &Stat) -> Vec<NodeLimit> {
+        let mut members = self.limits();
+        members.retain(|segment, _| stat.nodes.iter().any(|it| it.info.segment == *segment));
+        let mut found = Vec::new();
+        for node in &stat.nodes {
+            let limits = members.get(&node.info.segment).into_iter().flatten();
+            found.extend(limits.map(|(name, &LimitUse { max, used, reached, .. })| {
+                (node.info.name.clone(), LimitStat { name, max, used, reached })
+            }));
+        }
+        found
+    }
+
+    fn limits(&self) -> MutexGuard<'_, NodeLimits> {
+        // A panic leaves no partial state.
+        self.limits.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// All histograms that are not empty: whose they are, operation, path.
     pub(crate) fn series(&self) -> Vec<(Side, &'static str, &'static str, Counts)> {
         let requests = REQUESTS.iter().zip(&self.requests);
@@ -460,6 +497,11 @@ impl Side {
             Self::Master => "master",
         }
     }
+}
+
+/// The name of a limit, if this master knows it.
+fn name_of(limit: &LimitUse) -> Option<&'static str> {
+    SOCKET_LIMITS.get(usize::try_from(limit.limit).ok()?).copied()
 }
 
 fn add_measured(measures: &Measures, measured: &[Measured]) {

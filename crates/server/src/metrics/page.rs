@@ -11,7 +11,7 @@ use tiffin_core::master::LimitStat;
 use tiffin_measure::{BOUNDS_US, Counts};
 use tiffin_types::message::{GroupStat, Held, NamedStream, NamespaceStat, NodeStat, Stat, Usage};
 
-use super::{Counters, OPS, REQUESTS, Snapshot, VALUE_SIZES, get};
+use super::{Counters, NodeLimit, OPS, REQUESTS, Snapshot, VALUE_SIZES, get};
 
 /// The maximum number of namespaces on the page: those with puts that wait first, then the largest.
 pub(super) const NAMESPACES_MAX: usize = 1000;
@@ -51,6 +51,7 @@ fn filled(snapshot: &Snapshot<'_>) -> Page {
     own(&mut page, snapshot);
     page.section("Limits");
     limits(&mut page, &snapshot.limits);
+    node_limits(&mut page, &snapshot.node_limits);
     page
 }
 
@@ -483,7 +484,7 @@ fn limits(page: &mut Page, limits: &[LimitStat]) {
         (
             "tiffin_limit_used",
             "gauge",
-            "Use of the limit: by the whole master, or by the client or namespace that uses most",
+            "Use of the limit: by the whole master, or by the client, namespace, peer or port that uses most",
             |it| it.used,
         ),
         ("tiffin_limit_reached_total", "counter", "Times that a request reached the limit", |it| it.reached),
@@ -492,6 +493,30 @@ fn limits(page: &mut Page, limits: &[LimitStat]) {
         page.head(name, kind, &["limit"], help);
         for limit in limits {
             page.sample(name, &[("limit", limit.name)], value(limit));
+        }
+    }
+}
+
+fn node_limits(page: &mut Page, limits: &[NodeLimit]) {
+    let rows: [KindRow<LimitStat, u64>; 3] = [
+        ("tiffin_node_limit", "gauge", "Value of a limit of the node's sockets", |it| it.max),
+        (
+            "tiffin_node_limit_used",
+            "gauge",
+            "Use of the limit: by all peers, or by the client or peer that uses most",
+            |it| it.used,
+        ),
+        (
+            "tiffin_node_limit_reached_total",
+            "counter",
+            "Times that a connection was refused or closed for the limit, or an answer held back",
+            |it| it.reached,
+        ),
+    ];
+    for (name, kind, help, value) in rows {
+        page.head(name, kind, &["node", "limit"], help);
+        for (node, limit) in limits {
+            page.sample(name, &[("node", node), ("limit", limit.name)], value(limit));
         }
     }
 }

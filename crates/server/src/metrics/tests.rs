@@ -263,6 +263,27 @@ fn members_beyond_the_limit_are_not_counted() {
 }
 
 #[test]
+fn limits_of_nodes_are_shown_while_they_are_members() {
+    let counters = Counters::default();
+    let limit = |limit, used| LimitUse { limit, max: 9, used, reached: 1 };
+    // One is unknown to this master, and one is there twice.
+    let reported = [limit(5, 2), limit(SOCKET_LIMITS.len() as u64, 7), limit(u64::MAX, 7), limit(5, 3)];
+    for segment in 0..=MEMBERS_MAX as u64 {
+        counters.member_limits(SegmentId(segment), &reported);
+    }
+    assert_eq!(counters.limits().len(), MEMBERS_MAX);
+    let info = NodeInfo { name: "n".into(), segment: SegmentId(1), ..NodeInfo::default() };
+    let stat = Stat { nodes: vec![NodeStat { info, ..NodeStat::default() }], ..Stat::default() };
+    let node_limits = counters.node_limits(&stat);
+    let expected = LimitStat { name: "data_unauthenticated", max: 9, used: 3, reached: 1 };
+    assert_eq!(node_limits, [("n".to_owned(), expected)]);
+    let page = render(&Snapshot { node_limits, ..Snapshot::of(&stat, &counters) });
+    let shown = r#"tiffin_node_limit_used{node="n",limit="data_unauthenticated"} 3"#;
+    assert!(page.lines().any(|line| line == shown), "{page}");
+    assert_eq!(counters.node_limits(&Stat::default()), [], "it is not a member any more");
+}
+
+#[test]
 fn evictions_and_shortages_are_counted_by_cause() {
     let counters = Counters::default();
     let (memory, quota) = (Evicted { objects: 2, bytes: 20 }, Evicted { objects: 1, bytes: 10 });

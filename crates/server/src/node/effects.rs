@@ -8,8 +8,8 @@ use tiffin_measure::{Measures, Series, growth};
 use tiffin_node::{Effect, Event, TableRange};
 use tiffin_rpc::{Masters, Outbox, Reach, SendError, Via, token_matches};
 use tiffin_transport::tcp::frame::RequestHead;
-use tiffin_transport::{self as transport, shm, tcp};
-use tiffin_types::message::{Measured, MemberToMaster, NodeInfo, Refusal, Reply};
+use tiffin_transport::{self as transport, Denied, shm, tcp};
+use tiffin_types::message::{LimitUse, Measured, MemberToMaster, NodeInfo, Refusal, Reply, SOCKET_LIMITS};
 use tiffin_types::{ClientId, Extent, RequestId, SlotId, SlotRef, Stamp};
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
@@ -18,6 +18,8 @@ use super::disk::DiskMember;
 use super::link::{self, LedgerReads, LinkEvent, reject};
 use super::records::{extent, in_control, written};
 use super::{Shared, State, pool};
+use crate::access::{Source, TokenProblem};
+use crate::listen::limit_stat;
 use crate::supervise::faults::{Point, strike};
 
 /// What to do when a memory pool gets no more memory.
@@ -91,6 +93,16 @@ impl State {
         backed.is_ok()
     }
 
+    /// Adds what the shell measures to a heartbeat.
+    fn fill_in(&mut self, request: &mut MemberToMaster) {
+        if let MemberToMaster::Heartbeat(beat) = request
+            && self.master.is_some()
+        {
+            beat.measured = grown(&self.counters.served_times, &mut self.reported);
+            beat.limits = self.sockets.get().and_then(Weak::upgrade).map_or_else(Vec::new, limits);
+        }
+    }
+
     /// Carries out the core's effects in order, except replies to clients, which are sent last.
     pub(super) fn drain(&mut self, answers: &mut Vec<Answer>) {
         strike(Point::NodeCore);
@@ -134,11 +146,7 @@ impl State {
                     answers.extend(replies.map(|it| (it.of(id).clone(), id, reply)));
                 }
                 Effect::AskMaster(id, mut request) => {
-                    if let MemberToMaster::Heartbeat(beat) = &mut request
-                        && self.master.is_some()
-                    {
-                        beat.measured = grown(&self.counters.served_times, &mut self.reported);
-                    }
+                    self.fill_in(&mut request);
                     let sent = self.master.as_ref().map(|master| master.request(id, &request));
                     if let Some(Err(SendError::TooLarge(error))) = sent {
                         tracing::error!(%error, "cannot send a request to the master");
@@ -261,7 +269,7 @@ pub(super) fn admit(shared: &Weak<Shared>, attach: &shm::AttachRequest) -> Resul
             false => Err("the token is not that of the node".to_owned()),
         };
     }
-    let holder = shared.door.holder(&attach.token)?;
+    let holder = shared.door.access().holder(&attach.token).map_err(TokenProblem::text)?;
     if !holder.credential().may_map() {
         return Err("the token is not for all namespaces, so the memory is not mapped".to_owned());
     }
@@ -277,11 +285,37 @@ pub(super) fn admit(shared: &Weak<Shared>, attach: &shm::AttachRequest) -> Resul
     Ok(())
 }
 
+/// The limits of the node's sockets and their use.
+fn limits(shared: Arc<Shared>) -> Vec<LimitUse> {
+    let mut found = shared.door.limits().to_vec();
+    if let Some(it) = shared.data_server.get().and_then(Weak::upgrade).map(|it| it.limits()) {
+        found.push(limit_stat("data_connections", it.connections));
+        found.push(limit_stat("data_connections_per_client", it.per_client));
+        found.push(limit_stat("data_unauthenticated", it.unauthenticated));
+    }
+    if let Some([connections, unauthenticated]) = shared.attachments.as_ref().map(|it| it.limits()) {
+        found.push(limit_stat("attach_connections", connections));
+        found.push(limit_stat("attach_unauthenticated", unauthenticated));
+    }
+    let named = found.into_iter().filter_map(|it| {
+        let limit = SOCKET_LIMITS.iter().position(|name| *name == it.name)?;
+        Some(LimitUse { limit: limit as u64, max: it.max, used: it.used, reached: it.reached })
+    });
+    named.collect()
+}
+
 /// Lets a client use the data socket, as far as its token permits. Without tokens, a Unix socket accepts only
 /// the user of the node.
-pub(super) fn admit_data(shared: &Weak<Shared>, hello: &tcp::Hello) -> Result<Arc<dyn tcp::Grant>, String> {
+pub(super) fn admit_data(shared: &Weak<Shared>, hello: &tcp::Hello) -> Result<Arc<dyn tcp::Grant>, Denied> {
     let shared = shared.upgrade().ok_or("the node is stopping")?;
-    let holder = shared.door.holder(&hello.token)?;
+    let access = shared.door.access();
+    let holder = access.holder(&hello.token).map_err(|problem| {
+        let source = hello.peer.map(|peer| match peer {
+            tcp::Peer::Tcp(address) => Source::from(address.ip()),
+            tcp::Peer::Local(uid) => Source::User(uid),
+        });
+        Denied::new(problem.text(), access.answer_time(problem, source))
+    })?;
     if let Some(tcp::Peer::Local(uid)) = hello.peer {
         shared.door.admit_user(uid)?;
     }

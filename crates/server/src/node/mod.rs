@@ -127,6 +127,8 @@ pub(crate) struct Shared {
     counters: Arc<Counters>,
     door: Door,
     attachments: Option<Arc<shm::Server>>,
+    /// The data socket, once it is open.
+    data_server: OnceLock<Weak<tcp::Server>>,
     status: watch::Sender<LinkStatus>,
     /// The link to the master is not reopened.
     is_leaving: AtomicBool,
@@ -164,6 +166,8 @@ struct State {
     fetches: mpsc::Sender<FetchItem>,
     /// Requests that continue the trace of a client.
     traced: TracedRequests,
+    /// Where the limits of the sockets are, once they are open.
+    sockets: OnceLock<Weak<Shared>>,
 }
 
 impl NodeServer {
@@ -199,6 +203,7 @@ impl NodeServer {
             reported: Vec::new(),
             fetches,
             traced: TracedRequests::new(traced::tracer(config.trace.as_ref(), "tiffin-node")),
+            sockets: OnceLock::new(),
         };
         let shared = Arc::new_cyclic(|shared: &Weak<Shared>| Shared {
             state: CoreLock::new(state, "the node's core", &supervisor),
@@ -209,6 +214,7 @@ impl NodeServer {
             token: config.token.clone(),
             tls,
             attachments: sockets.memory.as_ref().map(|_| attachments(shared, &memory, events)),
+            data_server: OnceLock::new(),
             memory,
             counters,
             door,
@@ -236,11 +242,7 @@ impl NodeServer {
         }
         shared.disks_are_open(&disks);
         let _set_once = shared.disks.set(disks.iter().map(Arc::downgrade).collect());
-        let info = &shared.info;
-        tracing::info!(
-            name = info.name, segment = %info.segment, memory = geometry.data_bytes, requests = info.tcp,
-            bytes = info.data, shared_memory = config.shared_memory, "node listens"
-        );
+        shared.log_start(geometry.data_bytes, config.shared_memory);
         Ok(Self { shared, disks, status: watched, tasks })
     }
 
@@ -565,6 +567,14 @@ impl Shared {
         self.state.lock()
     }
 
+    fn log_start(&self, memory: u64, shared_memory: bool) {
+        let info = &self.info;
+        tracing::info!(
+            name = info.name, segment = %info.segment, memory, requests = info.tcp, bytes = info.data,
+            shared_memory, "node listens"
+        );
+    }
+
     /// Memory whose cluster is known registers before its disks are open.
     fn may_register_before(&self, disks: &[SsdConfig]) {
         if disks.is_empty() || self.lock().core.cluster().known().is_some() {
@@ -737,8 +747,10 @@ fn spawn(
         let keeper: Arc<dyn tcp::SlotAccess> = Arc::<Shared>::clone(shared);
         let counters = Arc::clone(&shared.counters);
         let server = tcp::Server::new(Arc::clone(&shared.memory), keeper, Box::new(authorise), counters);
+        let _set_once = shared.data_server.set(Arc::downgrade(&server));
         handles.push(tasks.spawn(watch.watch("the data socket", server.run_on(listener))));
     }
+    let _set_once = shared.lock().sockets.set(Arc::downgrade(shared));
     if let (Some(listener), Some(server)) = (sockets.memory, &shared.attachments) {
         handles.push(tasks.spawn(watch.watch("the attach socket", Arc::clone(server).run(listener))));
         let hearing = effects::hear(Arc::clone(shared), heard);

@@ -19,7 +19,7 @@ use tokio::time::timeout;
 
 use super::wire::{Answer, REQUEST_BYTES, Request, Wanted};
 use crate::peer;
-use crate::pending::Pending;
+use crate::pending::{Connections, LimitUse, Pending};
 use crate::segment::NodeMemory;
 
 /// Maximum number of connections to one attach socket.
@@ -90,6 +90,7 @@ pub struct Server {
     events: mpsc::Sender<Event>,
     watched: Mutex<Watched>,
     pending: Arc<Pending>,
+    connections: Arc<Connections>,
 }
 
 /// A request that was accepted.
@@ -123,7 +124,14 @@ impl Server {
         events: mpsc::Sender<Event>,
     ) -> Arc<Self> {
         let (watched, pending) = (Mutex::default(), Pending::new(PENDING_MAX));
-        Arc::new(Self { memory, authorise, staging_segments, events, watched, pending })
+        let connections = Connections::new(CONNECTIONS_MAX);
+        Arc::new(Self { memory, authorise, staging_segments, events, watched, pending, connections })
+    }
+
+    /// The limits of connections, and of those without a valid request.
+    #[must_use]
+    pub fn limits(&self) -> [LimitUse; 2] {
+        [self.connections.limit(), self.pending.limit()]
     }
 
     /// Serves until the future is dropped, which ends every connection and all watching.
@@ -138,8 +146,11 @@ impl Server {
             }
             match accepted {
                 Ok((stream, _)) => {
-                    let is_full = tasks.len() >= CONNECTIONS_MAX;
-                    tasks.spawn(Arc::clone(&self).serve(stream, is_full));
+                    let (server, connected) = (Arc::clone(&self), self.connections.enter());
+                    tasks.spawn(async move {
+                        server.serve(stream, connected.is_surplus).await;
+                        drop(connected);
+                    });
                 }
                 Err(error) => {
                     tracing::warn!(%error, "accept failed on the attach socket");

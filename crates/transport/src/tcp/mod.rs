@@ -34,6 +34,7 @@ pub use disk::{Bytes, Fetch, FetchError, Fetched, StagedBytes};
 pub use listener::{DataListener, Peer, local_address};
 pub use pool::{Connect, Connecting, Identity, STREAMS_MAX, TcpConnect};
 pub use server::{
-    Applied, Authorise, FetchReader, Grant, Hello, PENDING_MAX, ServeError, Server, SlotAccess, Unlimited,
+    Applied, Authorise, DataLimits, FetchReader, Grant, Hello, PENDING_MAX, ServeError, Server, SlotAccess,
+    Unlimited,
 };
 pub use stream::{ByteStream, WaitMode};

@@ -26,7 +26,7 @@ use super::share::{CLIENT_CONNECTIONS_MAX, Clients, Share};
 use super::stream::ByteStream;
 use crate::buffer::{Run, SourceBuf, TargetBuf};
 use crate::checksum::checksum;
-use crate::pending::Pending;
+use crate::pending::{Connections, Denied, LimitUse, Pending};
 use crate::segment::NodeMemory;
 use crate::{CHUNK_BYTES_MAX, Counters, Extent, cache_prefetch, copy};
 
@@ -183,7 +183,7 @@ impl Grant for Unlimited {
 }
 
 /// Decides what a client may do, or that it may not connect; the client gets the text of a refusal.
-pub type Authorise = Box<dyn Fn(&Hello) -> Result<Arc<dyn Grant>, String> + Send + Sync>;
+pub type Authorise = Box<dyn Fn(&Hello) -> Result<Arc<dyn Grant>, Denied> + Send + Sync>;
 
 /// Why a connection ended, other than by the client closing it between requests.
 #[derive(Debug, thiserror::Error)]
@@ -214,6 +214,18 @@ pub struct Server {
     checksums: ChecksumCache,
     pending: Arc<Pending>,
     clients: Clients,
+    connections: Arc<Connections>,
+}
+
+/// The limits of a data socket.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DataLimits {
+    /// All connections.
+    pub connections: LimitUse,
+    /// Those of one client to one segment.
+    pub per_client: LimitUse,
+    /// Those without a valid hello.
+    pub unauthenticated: LimitUse,
 }
 
 /// How a connection came.
@@ -250,7 +262,18 @@ impl Server {
         counters: Arc<Counters>,
     ) -> Arc<Self> {
         let (checksums, pending) = (ChecksumCache::default(), Pending::new(PENDING_MAX));
-        Arc::new(Self { memory, slots, authorise, counters, checksums, pending, clients: Clients::default() })
+        let (clients, connections) = (Clients::default(), Connections::new(CONNECTIONS_MAX));
+        Arc::new(Self { memory, slots, authorise, counters, checksums, pending, clients, connections })
+    }
+
+    /// The limits of this socket and their use.
+    #[must_use]
+    pub fn limits(&self) -> DataLimits {
+        DataLimits {
+            connections: self.connections.limit(),
+            per_client: self.clients.limit(),
+            unauthenticated: self.pending.limit(),
+        }
     }
 
     /// Serves a TCP port without TLS until the future is dropped, which ends every connection.
@@ -270,12 +293,13 @@ impl Server {
             }
             match accepted {
                 Ok(accepted) => {
-                    let (server, is_full) = (Arc::clone(&self), tasks.len() >= CONNECTIONS_MAX);
+                    let (server, connected) = (Arc::clone(&self), self.connections.enter());
                     tasks.spawn(async move {
                         let peer = accepted.peer();
-                        if let Err(error) = server.serve_accepted(accepted, is_full).await {
+                        if let Err(error) = server.serve_accepted(accepted, connected.is_surplus).await {
                             tracing::debug!(%peer, %error, "a data connection ended");
                         }
+                        drop(connected);
                     });
                 }
                 Err(error) => {
@@ -397,7 +421,10 @@ impl Server {
         }
         let grant = match (self.authorise)(&Hello { client: head.client, token, peer: arrival.peer }) {
             Ok(grant) => grant,
-            Err(reason) => return refuse(stream, version, Rejection::Refused, reason).await,
+            Err(denied) => match denied.reason_in_time().await {
+                Some(reason) => return refuse(stream, version, Rejection::Refused, reason).await,
+                None => return Err(ServeError::Refused("without an answer".to_owned())),
+            },
         };
         let here = self.memory.geometry().segment;
         if head.segment != here && !self.slots.has_disk(head.segment) {

@@ -5,11 +5,12 @@
 //! memory for reads of disks. The numbers of transfers and connections are those that our clients keep.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::pool::{DISK_STREAMS_MAX, STREAMS_MAX};
+use crate::pending::LimitUse;
 
 /// Maximum number of connections of one client to the memory of a node, or to one of its disks.
 pub(super) const CLIENT_CONNECTIONS_MAX: usize = 2 * DISK_STREAMS_MAX;
@@ -59,7 +60,14 @@ fn kib(bytes: u64) -> u32 {
 
 /// The clients with connections.
 #[derive(Debug, Default)]
-pub(super) struct Clients(Mutex<BTreeMap<u64, Connected>>);
+pub(super) struct Clients(Mutex<Table>);
+
+#[derive(Debug, Default)]
+struct Table {
+    clients: BTreeMap<u64, Connected>,
+    /// How often a client had as many connections as it may have.
+    reached: u64,
+}
 
 #[derive(Debug)]
 struct Connected {
@@ -72,7 +80,8 @@ impl Clients {
     /// Counts a connection of a client. `first` is called if it is the client's only one; `None` if it has as
     /// many as it may have.
     pub(super) fn open(&self, client: u64, segment: u64, first: impl FnOnce()) -> Option<Arc<Share>> {
-        let mut clients = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut table = self.lock();
+        let Table { clients, reached } = &mut *table;
         let new = || Connected { connections: BTreeMap::new(), share: Share::new() };
         let connected = clients.entry(client).or_insert_with(new);
         // Under the lock, so that the node sees openings and closings in order.
@@ -81,6 +90,7 @@ impl Clients {
         }
         let count = connected.connections.entry(segment).or_default();
         if *count >= CLIENT_CONNECTIONS_MAX {
+            *reached += 1;
             return None;
         }
         *count += 1;
@@ -89,7 +99,7 @@ impl Clients {
 
     /// The connection has ended. `last` is called if it was the client's only one.
     pub(super) fn close(&self, client: u64, segment: u64, last: impl FnOnce()) {
-        let mut clients = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let clients = &mut self.lock().clients;
         let Some(connected) = clients.get_mut(&client) else { return };
         if let Some(count) = connected.connections.get_mut(&segment) {
             *count -= 1;
@@ -101,6 +111,18 @@ impl Clients {
             clients.remove(&client);
             last();
         }
+    }
+
+    /// The number of connections that the client with most of them has to one segment.
+    pub(super) fn limit(&self) -> LimitUse {
+        let table = self.lock();
+        let counts = table.clients.values().flat_map(|it| it.connections.values());
+        let used = counts.max().copied().unwrap_or(0) as u64;
+        LimitUse { max: CLIENT_CONNECTIONS_MAX as u64, used, reached: table.reached }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Table> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -115,7 +137,10 @@ mod tests {
         for _ in 0..CLIENT_CONNECTIONS_MAX {
             assert!(clients.open(1, 7, || opened += 1).is_some());
         }
+        let max = CLIENT_CONNECTIONS_MAX as u64;
+        assert_eq!(clients.limit(), LimitUse { max, used: max, reached: 0 });
         assert!(clients.open(1, 7, || opened += 1).is_none());
+        assert_eq!(clients.limit(), LimitUse { max, used: max, reached: 1 });
         // Its disks and other clients do not count.
         assert!(clients.open(1, 8, || opened += 1).is_some());
         assert!(clients.open(2, 7, || opened += 1).is_some());
@@ -126,7 +151,7 @@ mod tests {
         assert_eq!(closed, 0);
         clients.close(1, 8, || closed += 1);
         assert_eq!((opened, closed), (2, 1));
-        assert!(!clients.0.lock().unwrap().contains_key(&1));
+        assert!(!clients.lock().clients.contains_key(&1));
     }
 
     #[tokio::test]

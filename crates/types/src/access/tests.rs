@@ -5,8 +5,8 @@ use std::cell::Cell;
 use super::*;
 use crate::message::{
     Ack, AdmitCluster, Await, Commit, Delete, DeleteMatching, DropPins, EndStream, Exists, Explain,
-    ForgetNode, Heartbeat, Hello, Lease, List, NamedStream, NamespaceStat, NodeStat, OpenStream, Pattern,
-    Pin, Ping, PolicyChange, Prefetch, Publish, Pull, Release, Reserve, Resolve, Store, StreamStat,
+    ForgetNode, Hello, Lease, List, NamedStream, NamespaceStat, NodeStat, OpenStream, Pattern, Pin, Ping,
+    PolicyChange, Prefetch, Publish, Pull, Release, Reserve, Resolve, Store, StreamStat,
 };
 use crate::{ClusterId, Key, RequestId};
 
@@ -129,7 +129,7 @@ fn requests() -> Vec<(Request, Rights)> {
     ];
     let mut rows: Vec<(Request, Rights)> = at_master.map(|(it, needed)| (it.into(), needed)).into();
     rows.extend(at_node.map(|(it, needed)| (it.into(), needed)));
-    rows.push((MemberToMaster::Heartbeat(Heartbeat::default()).into(), Rights::NODE));
+    rows.push((MemberToMaster::Heartbeat(Box::default()).into(), Rights::NODE));
     rows.push((MasterToMember::Inspect(Vec::new()).into(), Rights::NONE));
     rows
 }

@@ -12,7 +12,7 @@ pub enum MemberToMaster {
     /// Announces the objects that the joining member holds, a page at a time.
     Announce(Announce),
     /// Shows that the member is alive.
-    Heartbeat(Heartbeat),
+    Heartbeat(Box<Heartbeat>),
     /// A node asks which prepared objects are committed.
     Decide(Decide),
     /// A node reports reservations that end without the master. The node has processed everything that was
@@ -164,6 +164,33 @@ pub struct Heartbeat {
     pub held: Vec<HeldBy>,
     /// Views that were not begun since the node started, because their client had its share.
     pub views_refused: u64,
+    /// The use of the limits of the node's sockets. The shells fill it in and read it.
+    pub limits: Vec<LimitUse>,
+}
+
+/// The names of the limits of a node's sockets: [`LimitUse::limit`] is an index. New ones come at the end.
+pub const SOCKET_LIMITS: [&str; 8] = [
+    "request_connections",
+    "request_unauthenticated",
+    "failed_credentials_per_peer",
+    "data_connections",
+    "data_connections_per_client",
+    "data_unauthenticated",
+    "attach_connections",
+    "attach_unauthenticated",
+];
+
+/// The use of one limit of a node's sockets.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LimitUse {
+    /// Which of [`SOCKET_LIMITS`]. A master ignores those that it does not know.
+    pub limit: u64,
+    /// Its value.
+    pub max: u64,
+    /// The current use.
+    pub used: u64,
+    /// How often it was reached since the node started.
+    pub reached: u64,
 }
 
 /// The memory of retired objects of one namespace that clients still view or copy.

@@ -47,8 +47,8 @@ pub use lifetime::{
 pub use master_to_member::{AttributesItem, MasterToMember, Retire, Settle, Settled, Views};
 pub use measured::Measured;
 pub use member_to_master::{
-    Announce, Announced, Decide, DecideItem, Heartbeat, HeldBy, MemberReply, MemberToMaster, Record,
-    Register, Registered, Released, Viewer,
+    Announce, Announced, Decide, DecideItem, Heartbeat, HeldBy, LimitUse, MemberReply, MemberToMaster,
+    Record, Register, Registered, Released, SOCKET_LIMITS, Viewer,
 };
 pub use space::{Allocate, AllocateItem, Allocated, Full, Guarantee, Quota, Resource, Shortage, Usage};
 pub use stat::{

@@ -370,7 +370,11 @@ fn views_of_removed_objects_count_for_the_quota() {
     // A report names known namespaces only, and is bounded.
     let held = vec![HeldBy { namespace: "unknown".into(), bytes: UNIT }; 1_000];
     let beat = crate::message::Heartbeat { held, usage: cluster.nodes[0].usage(), ..Default::default() };
-    cluster.event(Event::Request(cluster.links[0], RequestId(9), MemberToMaster::Heartbeat(beat).into()));
+    cluster.event(Event::Request(
+        cluster.links[0],
+        RequestId(9),
+        MemberToMaster::Heartbeat(Box::new(beat)).into(),
+    ));
     assert_eq!(stat(&cluster), (0, 0));
 }
 

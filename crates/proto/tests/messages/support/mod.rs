@@ -58,17 +58,33 @@ fn measured() -> impl Strategy<Value = Measured> {
     )
 }
 
+fn limit_use() -> impl Strategy<Value = LimitUse> {
+    (number(), number(), number(), number()).prop_map(|(limit, max, used, reached)| LimitUse {
+        limit,
+        max,
+        used,
+        reached,
+    })
+}
+
 fn held_by() -> impl Strategy<Value = HeldBy> {
     (text(), number()).prop_map(|(namespace, bytes)| HeldBy { namespace, bytes })
 }
 
 fn member_to_master() -> impl Strategy<Value = MemberToMaster> {
     prop_oneof![
-        (usage(), vec(viewer(), 0..4), vec(measured(), 0..4), vec(held_by(), 0..4), number()).prop_map(
-            |(usage, viewers, measured, held, views_refused)| {
-                MemberToMaster::Heartbeat(Heartbeat { usage, viewers, measured, held, views_refused })
-            }
-        ),
+        (
+            usage(),
+            vec(viewer(), 0..4),
+            vec(measured(), 0..4),
+            vec(held_by(), 0..4),
+            number(),
+            vec(limit_use(), 0..4)
+        )
+            .prop_map(|(usage, viewers, measured, held, views_refused, limits)| {
+                let beat = Heartbeat { usage, viewers, measured, held, views_refused, limits };
+                MemberToMaster::Heartbeat(Box::new(beat))
+            }),
         (node_info(), usage(), number(), number(), number(), number()).prop_map(
             |(info, usage, epoch, stamps, instance, cluster)| {
                 let cluster = ClusterId(cluster);
