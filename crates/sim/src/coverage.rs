@@ -460,6 +460,8 @@ points! {
     /// The invariant was checked on something.
     CheckedResurrection,
     /// The invariant was checked on something.
+    CheckedSuccessor,
+    /// The invariant was checked on something.
     CheckedReadmission,
     /// The invariant was checked on something.
     CheckedEviction,

@@ -203,6 +203,11 @@ impl Memory {
         self.slots.iter().map(|(&slot_ref, it)| (slot_ref, it))
     }
 
+    /// Whether a use of a slot is a readable object.
+    pub(crate) fn is_committed(&self, slot_ref: SlotRef) -> bool {
+        self.slots.get(&slot_ref).is_some_and(|it| it.state == SlotState::Committed)
+    }
+
     /// Claims an offer before it is written. True on success.
     pub(crate) fn claim(&mut self, slot_ref: SlotRef) -> bool {
         match self.claims.get_mut(&slot_ref.slot) {

@@ -471,7 +471,15 @@ impl World {
                 self.log.line(self.now, "withdraw", &[segment.0, u64::from(slot.0)], &[]);
                 let slot_ref = memory.current(slot);
                 slot_ref.into_iter().for_each(|it| self.oracle.withdrawn(segment, it, &mut self.coverage));
-                if matches!(effect, Effect::Park { .. }) { memory.park(slot) } else { memory.withdraw(slot) }
+                let was_committed = slot_ref.filter(|it| memory.is_committed(*it));
+                if matches!(effect, Effect::Park { .. }) {
+                    memory.park(slot)
+                } else {
+                    memory.withdraw(slot)
+                }
+                if let Some(slot_ref) = was_committed {
+                    self.oracle.copy_removed((segment, slot_ref), &self.memories, &mut self.coverage);
+                }
             }
             Effect::Reclaim { slot } => {
                 self.log.line(self.now, "reclaim", &[segment.0, u64::from(slot.0)], &[]);

@@ -23,6 +23,7 @@ use crate::{
     invariants::full::SinglePut,
     invariants::p2::{Dead, Victim},
     invariants::r16::NamedRequest,
+    invariants::successors::Successors,
     invariants::tier::TierState,
     keyspace::{self, Name},
     memory::{Memory, ValueId},
@@ -259,7 +260,8 @@ pub(crate) struct Oracle {
     pub(crate) nodes_counted: u64,
     /// Puts of one object that do not wait, with none waiting before them.
     pub(crate) single_puts: BTreeMap<(ConnId, RequestId), SinglePut>,
-    /// Number of evictions, and of allocations at nodes.
+    /// Number of writes of the state, of evictions, and of allocations at nodes.
+    pub(crate) saves: u64,
     pub(crate) evictions: u64,
     pub(crate) allocations: u64,
     /// Waiting puts of one object, and since when. Only those since the last change of limits.
@@ -276,6 +278,8 @@ pub(crate) struct Oracle {
     pub(crate) asked_names: BTreeMap<(ConnId, RequestId), NamedRequest>,
     /// Limits that must be saved before they are answered.
     pub(crate) setting: BTreeMap<(ConnId, RequestId), (u8, Policy)>,
+    /// What has been seen and removed, in all epochs.
+    pub(crate) past: Successors,
     lease_ms: u64,
     pub(crate) lease_grace_ms: u64,
     pub(crate) strict: bool,
@@ -334,6 +338,7 @@ impl Oracle {
     /// The master's state folder is lost, and with it the roster.
     pub(crate) fn state_is_lost(&mut self) {
         self.roster.clear();
+        self.past.forget();
     }
 
     /// The object that has a name, as far as the oracle can tell.
@@ -449,6 +454,7 @@ impl Oracle {
         self.has_unknown_evictions |= evicting && !retires && !std::mem::take(&mut self.cause.evicted);
         match effect {
             Effect::Notice(Notice::Evicted(..)) => self.evicts(),
+            Effect::Persist(_) => self.saves += 1,
             Effect::Notice(Notice::AwaitingReports(_)) => self.left = Some(BTreeMap::new()),
             Effect::Notice(Notice::AllReported) => self.left = None,
             Effect::Notice(Notice::NodeReady(_)) => {

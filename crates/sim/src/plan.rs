@@ -234,6 +234,27 @@ impl Plan {
         }
     }
 
+    /// In some worlds objects replace others on nodes that are away, and are evicted or expire soon, while
+    /// the master's state folder is slow and the master restarts.
+    pub(crate) fn draw_successors(&mut self, rng: &mut Rng) {
+        if self.has_standby || self.has_disks() || !rng.percent(3) {
+            return;
+        }
+        let rate = |fault: &Fault| match fault {
+            Fault::LinkLong => 8,
+            Fault::MasterCrash => 3,
+            Fault::LinkBreak => 1,
+            _ => 0,
+        };
+        self.faults = Fault::ALL.iter().map(rate).collect();
+        (self.fault_gap, self.save_ms_max, self.state_loss_percent) = (70, 300, 0);
+        (self.nodes, self.away_ms_max, self.bar_ms) = (3, 4000, 400);
+        (self.capacity, self.keys) = (20 * EXTENT_ALIGN, rng.between(6, 10));
+        (self.ttl_percent, self.ttl_ms_max) = (*rng.pick(&[0, 40]).unwrap_or(&0), 80);
+        (self.pin_percent, self.sample_percent, self.view_percent, self.forget_percent) = (0, 0, 0, 0);
+        self.pause_max = 8;
+    }
+
     /// How lost copies are made again. In some worlds puts want more copies than there are nodes.
     pub(crate) fn draw_copies(&mut self, rng: &mut Rng) {
         self.copies_max = *rng.pick(&[2, 2, 3]).unwrap_or(&2);

@@ -65,6 +65,7 @@ impl Oracle {
 
     /// Forgets what only the master of the last epoch knew.
     fn forget_epoch(&mut self) {
+        self.past.forget_epoch();
         self.asked_names.clear();
         self.setting.clear();
         self.left = None;

@@ -245,6 +245,7 @@ impl World {
         plan.draw_foreigner(&mut Rng::new(seed.rotate_left(24)));
         plan.draw_standby(&mut Rng::new((!seed).rotate_left(40)));
         plan.draw_hostility(&mut Rng::new(seed.rotate_left(48)));
+        plan.draw_successors(&mut Rng::new((!seed).rotate_left(48)));
         let state = first_state(&plan);
         let mut world = Self {
             sabotage,

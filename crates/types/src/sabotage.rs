@@ -52,8 +52,6 @@ tiffin_sabotage::variants! {
         WriteUnclaimed: "a writer claims an offer first";
         /// The node releases a reservation that the master may have published.
         EndUnasked: "a reservation ends after the master was asked";
-        /// The master removes an object and keeps the copies that it had replaced.
-        KeepHeldCopies: "a removal includes what its object has replaced";
         /// The master makes no lost copy again.
         RepairNever: "lost copies are made again";
         /// The master takes a copy on a node's disk for one on another node than its memory.
@@ -287,6 +285,12 @@ tiffin_sabotage::variants! {
         TellWhenConfirmed: "a home learns of its object before clients see it confirmed";
         /// A delete retires an object at the same time as what that had replaced.
         RetireTogether: "a replaced object does not outlive its successor";
+        /// The master removes an object and keeps the copies that it had replaced.
+        KeepHeldCopies: "a removal includes what its object has replaced";
+        /// The master retires an evicted or expired object at the same time as what that had replaced.
+        TellEarly: "an evicted object leaves after what it has replaced";
+        /// The master requests memory of an evicted object before it has told the node to retire that.
+        AllocateFirst: "a put waits for the memory of an evicted object";
         /// The master takes a member for reported although it dropped a question of that member.
         ForgetUnanswered: "a member has reported once its questions are answered";
         /// The master forgets an object whose last copy may be on a node that could not report it.

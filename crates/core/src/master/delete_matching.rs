@@ -302,7 +302,8 @@ impl Retires {
         });
         victims.retain(|&index| !o.cx.lease_refuses(index, dropping.force));
         dropping.count += victims.len() as u64;
-        let taken = victims.into_iter().flat_map(|index| o.take_out(index, Cause::Deleted, &dropping.label));
+        let taken =
+            victims.into_iter().flat_map(|index| o.take_out_all(index, Cause::Deleted, &dropping.label));
         let replicas = taken.collect();
         (
             replicas,

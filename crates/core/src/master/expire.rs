@@ -18,6 +18,7 @@ use super::{
     Notice, Objects,
     catalog::{NamespaceIndex, ObjectIndex},
     departures::remove_departed,
+    objects::take_out_last,
 };
 use crate::{
     Key, Tick,
@@ -111,7 +112,7 @@ impl Objects {
         for index in due {
             expired.objects += 1;
             expired.bytes += self.cx.catalog.get(index).map_or(0, |it| it.len());
-            gone.extend(self.take_out(index, Cause::Expired, ""));
+            gone.extend(take_out_last(self, index, Cause::Expired, ""));
         }
         if expired.objects > 0 {
             let total = &mut self.cx.expired;

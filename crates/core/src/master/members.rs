@@ -76,6 +76,8 @@ pub(super) struct Member {
     pub(super) unheard: BTreeMap<SlotRef, (ObjectIndex, Generation)>,
     /// Bytes in its ledger since it was last asked to read it.
     pub(super) ledger_bytes: usize,
+    /// The version of the saved state after which it is told to retire everything that was removed there.
+    pub(super) frees_at: u64,
     /// When it may be asked to read the ledger again.
     pub(super) looks_from: Tick,
     /// It was declared lost, so it must retire everything before it is used again.
@@ -129,6 +131,7 @@ impl Member {
             told_owed: BTreeSet::new(),
             unheard: BTreeMap::new(),
             ledger_bytes: 0,
+            frees_at: 0,
             looks_from: Tick(0),
             discard: false,
             announces: false,

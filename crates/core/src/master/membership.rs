@@ -20,6 +20,7 @@ use super::{
     catalog::{LabelIndex, NewObject, NodeIndex},
     departures::{SCAN_FACTOR, give_up_member, lose_member},
     members::{Member, Members, Standing},
+    objects::take_out_last,
     pending_retires::Name,
     refuse,
     unreported::Question,
@@ -244,7 +245,7 @@ fn take_in(o: &mut Objects, node: NodeIndex, record: Record) -> Result<(), Name>
             o.cx.catalog.add_replica(index, node, record.slot_ref);
             o.merge_attributes(index, &record.attributes);
             if o.leases.frees_consumed(&o.cx, index) {
-                let gone = o.take_out(index, Cause::Consumed, "");
+                let gone = take_out_last(o, index, Cause::Consumed, "");
                 o.cx.retire(gone, None);
             }
             return Ok(());

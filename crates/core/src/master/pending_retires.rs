@@ -41,6 +41,10 @@ pub(super) struct PendingRetires {
     /// The copies that clients removed, and the version of the saved state at that time. A later version
     /// contains their retires.
     removed: BTreeMap<(NodeIndex, SlotRef), u64>,
+    /// The same for copies that a member owes.
+    owed: BTreeMap<(NodeIndex, SlotRef), u64>,
+    /// Copies that are retired only once that version of the state is synced.
+    told_after: BTreeMap<(NodeIndex, SlotRef), u64>,
     /// The copies that deferred requests name, and whether they were withdrawn since.
     asked: BTreeMap<(NodeIndex, SlotRef), bool>,
 }
@@ -68,6 +72,8 @@ impl PendingRetires {
             self.by_name.remove(&(name, node, slot_ref));
         }
         self.removed.remove(&(node, slot_ref));
+        self.owed.remove(&(node, slot_ref));
+        self.told_after.remove(&(node, slot_ref));
         // A copy that an earlier epoch removed has no name here.
         self.asked.entry((node, slot_ref)).and_modify(|is_withdrawn| *is_withdrawn = true);
     }
@@ -78,12 +84,38 @@ impl PendingRetires {
         pending.for_each(|copy| _ = self.removed.entry(*copy).or_insert(version));
     }
 
+    /// A member owes these retires, after that version of the state was saved.
+    pub(super) fn note_owed(&mut self, node: NodeIndex, slot_refs: &[SlotRef], version: u64) {
+        let copies = slot_refs.iter().map(|it| (node, *it)).filter(|it| self.names.contains_key(it));
+        copies.for_each(|it| _ = self.owed.entry(it).or_insert(version));
+    }
+
     /// The version of the saved state when a client removed the last pending copy of that name.
     pub(super) fn removed_after(&self, namespace: NamespaceIndex, key: &Key) -> Option<u64> {
         if self.removed.is_empty() {
             return None;
         }
         self.of(namespace, key).into_iter().filter_map(|copy| self.removed.get(&copy).copied()).max()
+    }
+
+    /// The version of the state that contains the retires of these copies.
+    pub(super) fn removed_before(&self, copies: &[(NodeIndex, SlotRef)]) -> Option<u64> {
+        let version = |copy| self.owed.get(copy).or_else(|| self.removed.get(copy));
+        copies.iter().filter_map(version).max().map(|it| it + 1)
+    }
+
+    /// These copies are not retired before that version is synced.
+    pub(super) fn tell_after(&mut self, copies: &[(NodeIndex, SlotRef)], version: u64) {
+        let pending = copies.iter().filter(|copy| self.names.contains_key(copy));
+        pending.for_each(|copy| _ = self.told_after.insert(*copy, version));
+    }
+
+    /// The version that must be synced before these copies are retired.
+    pub(super) fn told_after(&self, node: NodeIndex, slot_refs: &[SlotRef]) -> Option<u64> {
+        if self.told_after.is_empty() {
+            return None;
+        }
+        slot_refs.iter().filter_map(|it| self.told_after.get(&(node, *it)).copied()).max()
     }
 
     /// A deferred request names these copies.

@@ -20,6 +20,7 @@ pub(crate) struct SinglePut {
     now: Tick,
     evictions: u64,
     allocations: u64,
+    saves: u64,
 }
 
 impl Oracle {
@@ -37,8 +38,14 @@ impl Oracle {
         let is_single = reserve.items.len() == 1 && reserve.spare == 0 && reserve.wait_ms == 0;
         let item = reserve.items.first().filter(|_| is_single && !others_wait);
         if let Some(item) = item {
-            let (evictions, allocations) = (self.evictions, self.allocations);
-            let put = SinglePut { avoid: reserve.avoid.clone(), len: item.len, now, evictions, allocations };
+            let put = SinglePut {
+                avoid: reserve.avoid.clone(),
+                len: item.len,
+                now,
+                evictions: self.evictions,
+                allocations: self.allocations,
+                saves: self.saves,
+            };
             self.single_puts.insert(to, put);
         }
         if reserve.items.len() == 1 && reserve.spare == 0 && reserve.wait_ms > 0 {
@@ -81,9 +88,10 @@ impl World {
         let single = self.oracle.single_puts.remove(&to);
         self.oracle.single_puts.clear();
         // A lease that ends during the put may have protected an object at first.
-        let Some(SinglePut { avoid, len, now, evictions, allocations }) = single else { return };
-        let in_vain =
-            if allocations == self.oracle.allocations { self.oracle.evictions - evictions } else { 0 };
+        let Some(SinglePut { avoid, len, now, evictions, allocations, saves }) = single else { return };
+        // Before a node is asked for memory of an evicted object, it may have to be saved what others owe.
+        let was_asked = allocations != self.oracle.allocations || saves != self.oracle.saves;
+        let in_vain = if was_asked { 0 } else { self.oracle.evictions - evictions };
         if let ([ReserveOutcome::OverQuota(quota)], 1..) = (reserved.items.as_slice(), in_vain) {
             let fail = || format!("{in_vain} objects were evicted, and then the put was refused: {quota:?}");
             return self.oracle.fail("r19", fail);

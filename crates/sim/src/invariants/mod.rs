@@ -30,5 +30,6 @@ mod p6;
 mod p8;
 pub(crate) mod r16;
 mod streams;
+pub(crate) mod successors;
 pub(crate) mod tier;
 mod walls;

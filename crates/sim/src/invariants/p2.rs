@@ -7,6 +7,8 @@
 //! Exempt, until the master stores more durably: copies on a node that was declared lost, as long as it is
 //! lost; and copies on a node that has not joined this epoch yet.
 
+use std::collections::BTreeSet;
+
 use tiffin_node::SlotRecord;
 use tiffin_types::{
     ClientId, ConnId, Generation, Location, SegmentId, SlotId, SlotRef,
@@ -144,6 +146,7 @@ impl Oracle {
             let history = history.clone();
             self.fail("p2", || format!("a lookup of {name:?} found {generation}: {history:?}"));
         }
+        self.shown(name, generation);
         let newest = self.newest.get(&name).copied().unwrap_or_default();
         if generation < newest {
             self.fail("p2", || format!("a lookup of {name:?} found {generation} after {newest} was seen"));
@@ -152,6 +155,42 @@ impl Oracle {
         self.seen(name, generation);
         // A late decision leaves open whether its object still has the name; a lookup that finds it does not.
         self.newest.insert(name, generation.max(newest));
+    }
+
+    /// A lookup shows an object: no successor of it was removed before.
+    fn shown(&mut self, name: Name, generation: Generation) {
+        if let Some(successor) = self.past.removed_before(generation) {
+            self.fail("p2", || format!("{generation} is back after its successor {successor} was removed"));
+        }
+        let of_name = self.of_name.get(&name).into_iter().flat_map(|it| it.range(..generation));
+        let older: BTreeSet<_> = of_name.copied().collect();
+        if older.is_empty() || !self.past.is_new(generation) {
+            return;
+        }
+        let is_known = |place| self.recorded.contains(place) || self.retired.contains(place);
+        let places = self.generation_of.iter().filter(|(_, it)| older.contains(it));
+        let (known, unknown): (Vec<_>, Vec<_>) = places.partition(|(place, _)| is_known(*place));
+        let mut known: BTreeSet<_> = known.into_iter().map(|it| *it.1).collect();
+        unknown.into_iter().for_each(|it| _ = known.remove(it.1));
+        self.past.show(generation, known);
+    }
+
+    /// A node has retired a copy. After the last one of an object that a client has seen, no older one of its
+    /// name may come back.
+    pub(crate) fn copy_removed(
+        &mut self,
+        place: (SegmentId, SlotRef),
+        memories: &Memories,
+        coverage: &mut Coverage,
+    ) {
+        let generation = self.generation_of.get(&place).copied().filter(|_| self.retired.contains(&place));
+        let Some(generation) = generation else { return };
+        let mut places = self.generation_of.iter().filter(|(_, it)| **it == generation);
+        let is_on_disk = places.any(|(place, _)| place.1.is_on_disk());
+        let is_there = memories.values().any(|it| it.alive && copies(it, generation).next().is_some());
+        if !is_on_disk && !is_there && self.past.remove(generation) {
+            coverage.hit(Point::CheckedSuccessor);
+        }
     }
 
     /// A put is answered: no older object of that key can be read from a cached location in these memories,

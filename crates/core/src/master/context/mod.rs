@@ -12,6 +12,7 @@ pub(in crate::master) mod cluster;
 pub(in crate::master) mod confirmed;
 pub(in crate::master) mod guarantees;
 pub(in crate::master) mod held;
+mod older;
 pub(in crate::master) mod quotas;
 pub(in crate::master) mod saved;
 
@@ -135,12 +136,16 @@ impl Context {
     ) -> Option<RequestId> {
         let conn = self.members.get(node)?.conn?;
         let id = self.next_id();
+        let after = self.sent_after(node, &request);
         let effect = match wait {
             Wait::Publish(..) | Wait::Withdraw(..) => Effect::SendLedger(conn, id, request),
             _ => Effect::Ask(conn, id, request),
         };
         self.waits.insert(id, (node, wait));
-        self.effects.push_back(effect);
+        match after {
+            Some(version) => self.when_saved(version, effect),
+            None => self.effects.push_back(effect),
+        }
         Some(id)
     }
 
@@ -325,6 +330,9 @@ impl Context {
 
     /// A node must apply these retires before it is used again.
     pub(in crate::master) fn owe(&mut self, node: NodeIndex, slot_refs: &[SlotRef]) {
+        if self.config.durable {
+            self.pending_retires.note_owed(node, slot_refs, self.saving.version());
+        }
         if let Some(member) = self.members.get_mut(node) {
             slot_refs.iter().for_each(|slot_ref| {
                 member.withdrawn.remove(slot_ref);

@@ -11,7 +11,7 @@
 //! - a policy change;
 //! - the removal of a member from the roster;
 //! - a removal of objects that a node has not confirmed, and the retires of objects whose predecessors are
-//!   still to be retired;
+//!   still to be retired, with the requests for their memory;
 //! - a lookup that finds nothing because of such a removal.
 //!
 //! [`Event::Persisted`]: crate::master::Event::Persisted
@@ -51,6 +51,16 @@ pub(in crate::master) struct Saving {
 }
 
 impl Saving {
+    /// The version that was requested last.
+    pub(super) fn version(&self) -> u64 {
+        self.version
+    }
+
+    /// Whether a version is synced.
+    pub(super) fn has_synced(&self, version: u64) -> bool {
+        version <= self.synced
+    }
+
     /// A connection is closed: its answers are dropped. So while the state folder cannot be written, only
     /// open connections have answers here.
     pub(in crate::master) fn forget(&mut self, conn: ConnId) {

@@ -186,7 +186,7 @@ impl Objects {
             return;
         }
         self.tier.count_evicted(&self.cx, node);
-        let gone = self.take_out(victim, Cause::Evicted, by);
+        let gone = take_out_last(self, victim, Cause::Evicted, by);
         self.history.made_room(node.map_or_else(String::new, |node| self.cx.members.name(node)), key);
         // No operation waits for the reply: the request that needs the space follows on the same
         // connection, in order.
@@ -214,7 +214,7 @@ impl Objects {
     pub(in crate::master) fn end_leases(&mut self) {
         self.leases.late_clients(self.cx.now).into_iter().for_each(|client| self.client_gone(client));
         for index in self.leases.take_expired(&self.cx) {
-            let gone = self.take_out(index, Cause::HeldTooLong, "");
+            let gone = take_out_last(self, index, Cause::HeldTooLong, "");
             self.cx.retire(gone, None);
         }
     }
@@ -225,7 +225,7 @@ impl Objects {
             if sabotaged!(self.cx.config.sabotage, KeepReleased) {
                 continue;
             }
-            let gone = self.take_out(index, Cause::Consumed, &who);
+            let gone = take_out_last(self, index, Cause::Consumed, &who);
             self.cx.retire(gone, None);
         }
     }
@@ -242,4 +242,22 @@ impl Objects {
         self.next_generation += 1;
         Generation { epoch: self.cx.config.epoch, counter: self.next_generation }
     }
+}
+
+/// Removes an object that no client removes, see [`Objects::take_out`]. What it has replaced goes first.
+pub(in crate::master) fn take_out_last(
+    o: &mut Objects,
+    index: ObjectIndex,
+    cause: Cause,
+    by: &str,
+) -> Replicas {
+    let object = o.cx.catalog.get(index);
+    let older = object.map(|it| o.cx.pending_of(it.namespace(), it.key())).unwrap_or_default();
+    let gone = o.take_out(index, cause, by);
+    if older.is_empty() {
+        return gone;
+    }
+    let copies: Vec<_> = gone.iter().copied().filter(|it| !older.contains(it)).collect();
+    o.cx.retire_after(&older, &copies);
+    gone
 }

@@ -21,6 +21,7 @@ mod repair;
 mod restart;
 mod samples;
 mod shortage;
+mod successors;
 mod tenants;
 mod test_disk;
 mod tier;
