@@ -206,9 +206,9 @@ export! {
     fn cuPointerGetAttributes(count: c_uint, which: *mut c_int, values: *mut *mut c_void, address: u64) {
         with(|state| {
             let found = state.allocation(address, 1);
-            let (start, len) = found.map_or((0, 0), |(start, it)| (start, it.len));
             let device = found.map_or(-2, |(_, it)| it.device);
-            let pinned = state.pinned(address, 1);
+            let pinned = state.pinned_range(address);
+            let (start, len) = found.map(|(start, it)| (start, it.len)).or(pinned).unwrap_or((0, 0));
             for at in 0..count as usize {
                 // SAFETY: both lists have that many entries, and each value the type of its attribute.
                 unsafe {
@@ -294,7 +294,8 @@ export! {
                 return INVALID_VALUE;
             }
             if state.is_torn(start, len) || state.pinned(start, len).is_some() {
-                return ALREADY_REGISTERED;
+                // The driver says so of registered memory only.
+                return if state.has_allocated(start, len) { INVALID_VALUE } else { ALREADY_REGISTERED };
             }
             match protection(start, len) {
                 Some(is_writable) if is_writable || is_read_only => {}

@@ -238,6 +238,18 @@ impl State {
         (start.checked_add(len)? <= at + found.len).then_some(*found)
     }
 
+    /// Start and length of the pinned range that contains an address.
+    pub(crate) fn pinned_range(&self, address: u64) -> Option<(u64, u64)> {
+        let (at, found) = self.pinned.range(..=address).next_back()?;
+        (address < at + found.len).then_some((*at, found.len))
+    }
+
+    /// Whether a range has pinned memory that the driver has allocated.
+    pub(crate) fn has_allocated(&self, start: u64, len: u64) -> bool {
+        let mut touched = self.pinned.range(..start.saturating_add(len)).rev();
+        touched.next().is_some_and(|(at, it)| at + it.len > start && it.is_allocated)
+    }
+
     /// Pins a range.
     pub(crate) fn pin(&mut self, start: u64, len: u64, is_read_only: bool, is_allocated: bool) {
         self.pins = (self.pins + 1) % DISTANCES;

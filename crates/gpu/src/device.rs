@@ -44,6 +44,8 @@ pub(crate) struct Device {
     channels: Mutex<Channels>,
     tickets: Mutex<Tickets>,
     gathers: Mutex<Gathers>,
+    /// Events of fences that are over.
+    events: Mutex<Vec<Opaque>>,
     /// Whether lists of copies work.
     has_batch: AtomicBool,
     saved: AtomicU64,
@@ -119,6 +121,7 @@ impl Device {
             channels: Mutex::default(),
             tickets: Mutex::default(),
             gathers: Mutex::new(Gathers { is_full: !can_gather, ..Gathers::default() }),
+            events: Mutex::default(),
             has_batch: AtomicBool::new(driver.has_batch()),
             saved: AtomicU64::new(0),
             loaded: AtomicU64::new(0),
@@ -137,6 +140,11 @@ impl Device {
 
     pub(crate) fn can_register_read_only(&self) -> bool {
         self.can_register_read_only
+    }
+
+    /// Start and end of the pinned host memory that contains an address; `None` if there is none.
+    pub(crate) fn pinned(&self, address: u64) -> Result<Option<(u64, u64)>, DeviceError> {
+        self.driver.pinned(address)
     }
 
     /// Makes its context current.
@@ -185,6 +193,19 @@ impl Device {
     /// Returns a ticket whose work has ended.
     pub(crate) fn return_ticket(&self, ticket: Ticket) {
         lock(&self.tickets).free.push(ticket);
+    }
+
+    /// An event for a fence.
+    pub(crate) fn take_event(&self, current: &Current<'_>) -> Result<Opaque, DeviceError> {
+        match lock(&self.events).pop() {
+            Some(event) => Ok(event),
+            None => current.create_event(),
+        }
+    }
+
+    /// Returns the event of a fence. It may be recorded again at any time.
+    pub(crate) fn return_event(&self, event: Opaque) {
+        lock(&self.events).push(event);
     }
 
     /// The copy kernel; `None` if the device cannot load it, or it is switched off.

@@ -7,12 +7,12 @@ use std::path::PathBuf;
 use std::ptr;
 use std::sync::OnceLock;
 
-use crate::DeviceError;
 use crate::device::Device;
 use crate::ffi::{self, BatchAttributes, DeviceHandle, DevicePtr, Functions, Handle, Loading, NULL, Status};
 use crate::pieces::Piece;
 use crate::policy::Direction;
 use crate::settings::{LIBRARY, Settings};
+use crate::{DeviceError, Stream};
 
 /// Maximum number of devices.
 pub(crate) const DEVICES_MAX: usize = 64;
@@ -25,6 +25,7 @@ const POINTER_IS_MANAGED: c_int = 8;
 const POINTER_ORDINAL: c_int = 9;
 const POINTER_RANGE_START: c_int = 11;
 const POINTER_RANGE_BYTES: c_int = 12;
+const MEMORY_TYPE_HOST: c_uint = 1;
 const MEMORY_TYPE_DEVICE: c_uint = 2;
 const HOST_PORTABLE: c_uint = 1;
 const HOST_MAPPED: c_uint = 2;
@@ -55,6 +56,15 @@ impl Opaque {
     /// A stream that the caller named.
     pub(crate) fn named(value: u64) -> Self {
         Self(value as usize)
+    }
+
+    /// The stream whose work comes first, if there is one.
+    pub(crate) fn of_stream(stream: Stream) -> Option<Self> {
+        match stream {
+            Stream::Legacy => Some(Self::named(Stream::LEGACY)),
+            Stream::Named(stream) => Some(Self::named(stream)),
+            Stream::Synchronized => None,
+        }
     }
 
     fn handle(self) -> Handle {
@@ -240,11 +250,28 @@ impl Driver {
 
     /// The allocation of device memory that contains an address; `None` if it is no device memory.
     pub(crate) fn allocation(&self, address: u64) -> Result<Option<Allocation>, DeviceError> {
+        let it = self.attributes(address)?;
+        if it.kind != MEMORY_TYPE_DEVICE || it.is_managed != 0 || it.len == 0 {
+            return Ok(None);
+        }
+        let (device, context) = (u32::try_from(it.ordinal).ok(), it.context.expose_provenance());
+        let (start, len) = (it.start, it.len as u64);
+        Ok(device.map(|device| Allocation { device, start, len, context }))
+    }
+
+    /// Start and end of the pinned host memory that contains an address; `None` if there is none.
+    pub(crate) fn pinned(&self, address: u64) -> Result<Option<(u64, u64)>, DeviceError> {
+        let it = self.attributes(address)?;
+        let is_pinned = it.kind == MEMORY_TYPE_HOST && it.is_managed == 0 && it.len > 0;
+        Ok(is_pinned.then(|| (it.start, it.start.saturating_add(it.len as u64))))
+    }
+
+    /// What the driver knows about an address.
+    fn attributes(&self, address: u64) -> Result<Attributes, DeviceError> {
         if !self.is_here() {
             return Err(DeviceError::Forked);
         }
-        let (mut context, mut kind, mut is_managed, mut ordinal) = (NULL, 0_u32, 0_u32, -1_i32);
-        let (mut start, mut len) = (0_u64, 0_usize);
+        let mut found = Attributes { context: NULL, kind: 0, is_managed: 0, ordinal: -1, start: 0, len: 0 };
         let mut attributes = [
             POINTER_CONTEXT,
             POINTER_MEMORY_TYPE,
@@ -254,26 +281,30 @@ impl Driver {
             POINTER_RANGE_BYTES,
         ];
         let mut values: [*mut c_void; 6] = [
-            (&raw mut context).cast(),
-            (&raw mut kind).cast(),
-            (&raw mut is_managed).cast(),
-            (&raw mut ordinal).cast(),
-            (&raw mut start).cast(),
-            (&raw mut len).cast(),
+            (&raw mut found.context).cast(),
+            (&raw mut found.kind).cast(),
+            (&raw mut found.is_managed).cast(),
+            (&raw mut found.ordinal).cast(),
+            (&raw mut found.start).cast(),
+            (&raw mut found.len).cast(),
         ];
         // SAFETY: each value has the type of its attribute, and the driver checks the address.
         let status = unsafe {
             let count = attributes.len() as c_uint;
             (self.functions.pointer_attributes)(count, attributes.as_mut_ptr(), values.as_mut_ptr(), address)
         };
-        self.check("cuPointerGetAttributes", status)?;
-        if kind != MEMORY_TYPE_DEVICE || is_managed != 0 || len == 0 {
-            return Ok(None);
-        }
-        let device = u32::try_from(ordinal).ok();
-        let context = context.expose_provenance();
-        Ok(device.map(|device| Allocation { device, start, len: len as u64, context }))
+        self.check("cuPointerGetAttributes", status).map(|()| found)
     }
+}
+
+/// Attributes of an address, with the driver's types.
+struct Attributes {
+    context: Handle,
+    kind: c_uint,
+    is_managed: c_uint,
+    ordinal: c_int,
+    start: DevicePtr,
+    len: usize,
 }
 
 /// A context that is current in this thread. All functions work in it.

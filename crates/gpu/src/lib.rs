@@ -7,6 +7,7 @@
 //! - A [`Place`] names a device and the stream whose work comes before a transfer.
 //! - A [`Transfer`] copies a list of [`Piece`]s. [`policy`] decides which way they take.
 //! - [`Queued`] loads are queued on a stream of the caller, and nothing waits for them.
+//! - A [`Fence`] is the work that a stream has now, for transfers that begin later.
 //! - A [`Registration`] lets devices access a mapping directly; until then [`Stage`] and the transfer use a
 //!   ring of pinned memory.
 //!
@@ -17,6 +18,7 @@
 mod device;
 mod driver;
 mod error;
+mod fence;
 mod ffi;
 pub mod pieces;
 pub mod policy;
@@ -27,6 +29,7 @@ mod transfer;
 
 pub use crate::device::{CHANNELS_MAX, QUEUED_MAX};
 pub use crate::error::DeviceError;
+pub use crate::fence::Fence;
 pub use crate::pieces::Piece;
 pub use crate::policy::Direction;
 pub use crate::queued::{Begun, Queued, order};

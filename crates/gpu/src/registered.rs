@@ -4,6 +4,9 @@
 //! of them are registered or the limit is reached; other parts are served by the ring. While the node still
 //! populates the mapping, the thread registers whole pieces only: many small ones would divide every copy.
 //!
+//! Memory may be pinned already, as that of `torch.empty(…, pin_memory=True)` is. Then it is only entered in
+//! the table, and its owner must keep it pinned.
+//!
 //! **Invariant:** a range in the table is registered, or pinned by its allocation. It leaves the table before
 //! it is unregistered, and is unregistered before it is unmapped.
 
@@ -24,6 +27,10 @@ const PIECE_BYTES_MIN: u64 = 2 << 20;
 /// Maximum number of registrations of one mapping.
 pub const PIECES_MAX: usize = 4096;
 const PAGE_BYTES: u64 = 4096;
+/// The driver's statuses for memory of which a part is pinned already: by an allocation of the driver, and by
+/// a registration.
+const INVALID_VALUE: i32 = 1;
+const ALREADY_REGISTERED: i32 = 712;
 /// If no page is added in this time, the populated parts are complete.
 const GROWTH_TIME: Duration = Duration::from_millis(20);
 
@@ -120,8 +127,18 @@ struct Shared {
     pauses: AtomicU64,
     /// Bytes of all registered pieces.
     bytes: AtomicU64,
-    /// Offset and length of each registered piece.
-    pieces: Mutex<Vec<(u64, u64)>>,
+    pieces: Mutex<Vec<Registered>>,
+}
+
+/// A piece of a mapping that devices can access.
+#[derive(Clone, Copy)]
+struct Registered {
+    offset: u64,
+    len: u64,
+    /// Whether the driver pinned it for us, so that it must be unregistered.
+    is_ours: bool,
+    /// Whether it is in the table for us. Another registration may have entered the same memory.
+    is_listed: bool,
 }
 
 impl Registration {
@@ -194,9 +211,14 @@ impl Drop for Registration {
         let Ok(driver) = Driver::loaded() else { return };
         let Some(device) = driver.used_devices().next() else { return };
         let Ok(current) = device.enter() else { return };
-        for (offset, len) in pieces.drain(..) {
+        for Registered { offset, len, is_ours, is_listed } in pieces.drain(..) {
             let start = self.shared.start + offset;
-            remove(start);
+            if is_listed {
+                remove(start);
+            }
+            if !is_ours {
+                continue;
+            }
             if let Err(error) = current.unregister(start) {
                 tracing::debug!(%error, "memory is not unregistered from the CUDA driver");
             }
@@ -206,7 +228,7 @@ impl Drop for Registration {
 }
 
 impl Shared {
-    fn lock(&self) -> MutexGuard<'_, Vec<(u64, u64)>> {
+    fn lock(&self) -> MutexGuard<'_, Vec<Registered>> {
         self.pieces.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -285,25 +307,59 @@ impl Shared {
             if REGISTERED.load(Ordering::Relaxed).saturating_add(len) > Settings::get().registered_bytes_max {
                 return Ok(false);
             }
-            let current = device.enter()?;
-            let address = current.register(self.start + start, len, self.is_read_only)?;
-            insert(self.start + start, len, address);
-            REGISTERED.fetch_add(len, Ordering::Relaxed);
-            self.bytes.fetch_add(len, Ordering::Relaxed);
-            pieces.push((start, len));
+            if let Some(piece) = self.register_part(device, start, len)? {
+                self.bytes.fetch_add(len, Ordering::Relaxed);
+                pieces.push(piece);
+            }
         }
         Ok(true)
+    }
+
+    /// Registers a part, or enters it in the table if it is pinned as a whole; `None` if it is neither.
+    fn register_part(
+        &self,
+        device: &Device,
+        offset: u64,
+        len: u64,
+    ) -> Result<Option<Registered>, DeviceError> {
+        let (current, start) = (device.enter()?, self.start + offset);
+        let refused = match current.register(start, len, self.is_read_only) {
+            Ok(address) => {
+                insert(start, len, address);
+                REGISTERED.fetch_add(len, Ordering::Relaxed);
+                return Ok(Some(Registered { offset, len, is_ours: true, is_listed: true }));
+            }
+            Err(error) => error,
+        };
+        let DeviceError::Failed { code: code @ (INVALID_VALUE | ALREADY_REGISTERED), .. } = refused else {
+            return Err(refused);
+        };
+        let mut piece = Registered { offset, len, is_ours: false, is_listed: false };
+        if find(start).is_some_and(|(_, most)| most >= len) {
+            return Ok(Some(piece));
+        }
+        match device.pinned(start)? {
+            Some((from, to)) if from <= start && start + len <= to => {
+                insert(start, len, current.device_address(start)?);
+                piece.is_listed = true;
+                Ok(Some(piece))
+            }
+            Some(_) => Ok(None),
+            None if code == ALREADY_REGISTERED => Ok(None),
+            None => Err(refused),
+        }
     }
 }
 
 /// The parts of `start .. end` that no piece covers.
-fn missing(pieces: &[(u64, u64)], start: u64, end: u64) -> Vec<(u64, u64)> {
-    let mut covered: Vec<_> = pieces.iter().filter(|(at, len)| *at < end && at + len > start).collect();
+fn missing(pieces: &[Registered], start: u64, end: u64) -> Vec<(u64, u64)> {
+    let touched = pieces.iter().map(|it| (it.offset, it.len));
+    let mut covered: Vec<_> = touched.filter(|(at, len)| *at < end && at + len > start).collect();
     covered.sort_unstable();
     let (mut at, mut parts) = (start, Vec::new());
     for (offset, len) in covered {
-        if *offset > at {
-            parts.push((at, *offset));
+        if offset > at {
+            parts.push((at, offset));
         }
         at = at.max(offset + len);
     }
@@ -319,6 +375,10 @@ mod tests {
 
     #[test]
     fn only_missing_parts_are_registered() {
+        let missing = |pieces: &[(u64, u64)], start, end| {
+            let piece = |(offset, len)| Registered { offset, len, is_ours: true, is_listed: true };
+            missing(&pieces.iter().copied().map(piece).collect::<Vec<_>>(), start, end)
+        };
         assert_eq!(missing(&[], 0, 10), [(0, 10)]);
         assert_eq!(missing(&[(0, 10)], 0, 10), []);
         assert_eq!(missing(&[(4, 2), (0, 1), (20, 5)], 0, 10), [(1, 4), (6, 10)]);

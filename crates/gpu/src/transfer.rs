@@ -20,7 +20,7 @@ use crate::pieces::{Piece, host_runs, merged};
 use crate::policy::{Abilities, Direction, Shape, Way, choose};
 use crate::registered;
 use crate::settings::{Load, Settings};
-use crate::{DeviceError, Place, Stream};
+use crate::{DeviceError, Place};
 
 /// Copies bytes between host memory: the caller's kernel, because other processes may write such memory.
 ///
@@ -95,11 +95,7 @@ impl Transfer {
         copy: HostCopy,
     ) -> Result<Self, DeviceError> {
         let device = Driver::loaded()?.device(place.device())?;
-        let stream = match place.stream() {
-            Stream::Legacy => Some(Opaque::named(Stream::LEGACY)),
-            Stream::Named(stream) => Some(Opaque::named(stream)),
-            Stream::Synchronized => None,
-        };
+        let stream = Opaque::of_stream(place.stream());
         let order = if stream.is_some() { Order::NotBegun } else { Order::Done };
         let load = match Settings::get().load {
             // Without a stream it is not known.

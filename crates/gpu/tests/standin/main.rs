@@ -15,7 +15,7 @@ use support::{
     ALLOCATE, ALLOCATE_HOST, BATCH, COPY, Host, LAUNCH, REGISTER, RUNNING, pattern, run, standin, transfer,
 };
 use tiffin_gpu::policy::Direction::{Load, Save};
-use tiffin_gpu::{DeviceError, Finder, Piece, Place, Stage, Stream, find};
+use tiffin_gpu::{DeviceError, Fence, Finder, Piece, Place, Stage, Stream, counted, find, registered_bytes};
 
 /// Bytes of the memory in [`check`].
 const LEN: usize = 13 << 20;
@@ -158,6 +158,87 @@ fn transfer_comes_after_the_work_of_its_stream() {
         standin.read(device, 1);
         run(&Place::new(0, Stream::Named(side)), Save, &list).unwrap();
     }
+    standin.free(device);
+}
+
+#[test]
+fn fence_is_the_work_of_its_moment() {
+    let (_turn, standin) = standin();
+    let (device, mut host) = (standin.alloc(1 << 20), Host::new(1 << 20));
+    let (source, side) = (standin.alloc(1 << 20), standin.stream(1));
+    let list = [Piece { device, host: host.start(), len: 1 << 20 }];
+    let after = |fence: Fence| while !fence.is_done().unwrap() {};
+    let unordered = Place::new(0, Stream::Synchronized);
+    standin.write(source, &pattern(1 << 20, 1));
+    for number in 1..20 {
+        standin.copy(device, source, 1 << 20, side);
+        let fence = Fence::record(&Place::new(0, Stream::Named(side))).unwrap().unwrap();
+        standin.fill(device, number, 1 << 20, side);
+        after(fence);
+        run(&unordered, Save, &list).unwrap();
+        assert!(host.bytes() == pattern(1 << 20, 1), "work that began later has not been waited for");
+        let later = Fence::record(&Place::new(0, Stream::Named(side))).unwrap().unwrap();
+        // Another stream: nothing of the side stream is waited for.
+        after(Fence::record(&PLACE).unwrap().unwrap());
+        run(&unordered, Save, &list).unwrap();
+        assert!(host.bytes() == pattern(1 << 20, 1));
+        after(later);
+        run(&unordered, Save, &list).unwrap();
+        assert!(host.bytes().iter().all(|it| *it == number));
+    }
+    assert!(Fence::record(&unordered).unwrap().is_none(), "there is nothing to wait for");
+    // Events are used again.
+    assert!(standin.calls("cuEventCreate") < 40);
+    standin.synchronize(side);
+    let missing = Fence::record(&Place::new(0, Stream::Named(0xbad))).map(drop);
+    assert!(matches!(missing, Err(DeviceError::Failed { .. })), "{missing:?}");
+    standin.free(source);
+    standin.free(device);
+}
+
+#[test]
+fn memory_that_is_pinned_elsewhere_is_used_directly() {
+    const MIB: u64 = 1 << 20;
+    let (_turn, standin) = standin();
+    let (device, mut host) = (standin.alloc(LEN), Host::new(LEN));
+    let ringed = || counted().iter().find(|it| it.device == 0).map_or(0, |it| it.ringed);
+    let list = scattered(device, host.start() + 1000, 4096, 1500);
+    let before = registered_bytes();
+    standin.pin(host.start(), LEN, true);
+    for _ in 0..2 {
+        let registration = host.register(false);
+        assert_eq!((registration.bytes(), registered_bytes()), (LEN as u64, before));
+        let ring = ringed();
+        check(&standin, &mut host, device, &list, 5);
+        assert_eq!(ringed(), ring, "kernels access the memory");
+        // A second one of the same memory changes nothing for the first.
+        drop(host.register(false));
+        check(&standin, &mut host, device, &list, 6);
+        assert_eq!(ringed(), ring);
+        drop(registration);
+        check(&standin, &mut host, device, &list, 7);
+        assert!(ringed() > ring);
+    }
+    standin.pin(host.start(), LEN, false);
+    // The driver has another answer for memory that it has allocated.
+    let mut allocated = Host::over(standin.alloc_host(LEN), LEN);
+    let registration = allocated.register(false);
+    assert_eq!((registration.bytes(), registered_bytes()), (LEN as u64, before));
+    let (ring, list_there) = (ringed(), scattered(device, allocated.start() + 1000, 4096, 1500));
+    check(&standin, &mut allocated, device, &list_there, 9);
+    assert_eq!(ringed(), ring);
+    drop(registration);
+    standin.free_host(allocated.end());
+    // Of memory that is pinned in part, nothing is registered.
+    standin.pin(host.start() + MIB, MIB as usize, true);
+    let registration = host.register(false);
+    assert_eq!((registration.bytes(), registered_bytes()), (0, before));
+    drop(registration);
+    standin.pin(host.start() + MIB, MIB as usize, false);
+    let registration = host.register(false);
+    assert_eq!(registration.bytes(), LEN as u64);
+    check(&standin, &mut host, device, &list, 8);
+    drop(registration);
     standin.free(device);
 }
 

@@ -59,7 +59,7 @@ fn library() -> PathBuf {
 }
 
 impl Standin {
-    fn load() -> Self {
+    pub(crate) fn load() -> Self {
         static LIBRARY: OnceLock<usize> = OnceLock::new();
         let library = *LIBRARY.get_or_init(|| {
             assert!(settings().install());
@@ -129,6 +129,42 @@ impl Standin {
         assert_eq!(unsafe { fill(address, value, len, stream) }, 0);
     }
 
+    /// Copies on the device in the order of a stream.
+    pub(crate) fn copy(&self, target: u64, source: u64, len: usize, stream: u64) {
+        let copy: unsafe extern "C" fn(u64, u64, usize, u64) -> i32 = self.symbol("cuMemcpyDtoDAsync_v2");
+        // SAFETY: the stand-in checks addresses and stream.
+        assert_eq!(unsafe { copy(target, source, len, stream) }, 0);
+    }
+
+    pub(crate) fn synchronize(&self, stream: u64) {
+        let synchronize: unsafe extern "C" fn(u64) -> i32 = self.symbol("cuStreamSynchronize");
+        // SAFETY: the stand-in checks the stream.
+        assert_eq!(unsafe { synchronize(stream) }, 0);
+    }
+
+    /// Pins host memory as its owner may do, or ends that.
+    pub(crate) fn pin(&self, start: u64, len: usize, is_pinned: bool) {
+        let pin: unsafe extern "C" fn(u64, usize, u32) -> i32 = self.symbol("cuMemHostRegister_v2");
+        let unpin: unsafe extern "C" fn(u64) -> i32 = self.symbol("cuMemHostUnregister");
+        // SAFETY: the stand-in checks the range.
+        assert_eq!(unsafe { if is_pinned { pin(start, len, 3) } else { unpin(start) } }, 0);
+    }
+
+    /// Pinned host memory of the driver.
+    pub(crate) fn alloc_host(&self, len: usize) -> u64 {
+        let alloc: unsafe extern "C" fn(*mut u64, usize, u32) -> i32 = self.symbol("cuMemHostAlloc");
+        let mut address = 0;
+        // SAFETY: the target is valid.
+        assert_eq!(unsafe { alloc(&raw mut address, len, 3) }, 0);
+        address
+    }
+
+    pub(crate) fn free_host(&self, address: u64) {
+        let free: unsafe extern "C" fn(u64) -> i32 = self.symbol("cuMemFreeHost");
+        // SAFETY: the stand-in checks the address.
+        assert_eq!(unsafe { free(address) }, 0);
+    }
+
     pub(crate) fn stream(&self, flags: u32) -> u64 {
         let create: unsafe extern "C" fn(*mut u64, u32) -> i32 = self.symbol("cuStreamCreate");
         let mut stream = 0;
@@ -187,6 +223,16 @@ impl Host {
         // SAFETY: the kernel chooses an unused address.
         let start = unsafe { libc::mmap(std::ptr::null_mut(), len, access, flags, -1, 0) };
         Self { start: start.expose_provenance() as u64, len }
+    }
+
+    /// Memory of another owner, which `end` gives back to it.
+    pub(crate) fn over(start: u64, len: usize) -> Self {
+        Self { start, len }
+    }
+
+    /// Leaves the memory to its owner.
+    pub(crate) fn end(self) -> u64 {
+        std::mem::ManuallyDrop::new(self).start
     }
 
     pub(crate) fn start(&self) -> u64 {
