@@ -17,6 +17,19 @@ pub trait Device: Send + Sync + 'static {
 
     /// Copies pages of the device to pages of the host.
     fn save(&self, pages: &[(u32, PageWriteGuard<'_>)], stop: &Stop) -> Result<u32, Fault>;
+
+    /// The work that the caller of a step has begun on the device, and that may not have ended; `None` if
+    /// there is none. The loads and saves of that step begin when it has ended. The step makes this call,
+    /// which must not block.
+    fn fence(&self) -> Result<Option<Arc<dyn Fence>>, Fault> {
+        Ok(None)
+    }
+}
+
+/// Work on a device that comes before an operation.
+pub trait Fence: Send + Sync {
+    /// Waits until the work has ended, or the operation is stopped, which is an error.
+    fn wait(&self, stop: &Stop) -> Result<(), Fault>;
 }
 
 /// A device in host memory: an array or a tensor.

@@ -13,7 +13,7 @@ use tiffin_kv::{
 
 use crate::device::Device;
 use crate::gather::{Contribution, Gather, GatherError};
-use crate::lanes::{Ends, Job, Lanes, Threads};
+use crate::lanes::{After, Ends, Job, Lanes, Threads};
 use crate::pages::Pages;
 use crate::resources::Resources;
 use crate::store::{Fault, PageStore, Stop};
@@ -274,11 +274,13 @@ impl Executor {
             }
             effects.extend(self.engine.apply(input, self.now));
         }
+        let mut fence = None;
         for effect in effects {
             match effect {
                 Effect::Issue(operation) => {
                     step.begun.push(operation.clone());
-                    self.issue(operation);
+                    let after = self.fence(operation.kind, &mut fence);
+                    self.issue(operation, after);
                 }
                 Effect::CancelHint(op) => self.stop(op),
                 other => step.effects.push(other),
@@ -423,7 +425,17 @@ impl Executor {
         }
     }
 
-    fn issue(&mut self, operation: Operation) {
+    /// What comes before an operation of this step on the device. The caller has begun it before the step.
+    fn fence(&self, kind: OpKind, of_step: &mut Option<After>) -> After {
+        match kind {
+            OpKind::Load | OpKind::Save => {
+                of_step.get_or_insert_with(|| self.resources.device.fence()).clone()
+            }
+            OpKind::Probe | OpKind::Fetch | OpKind::Backup | OpKind::Drop => Ok(None),
+        }
+    }
+
+    fn issue(&mut self, operation: Operation, after: After) {
         let timeout_ms = operation.deadline.saturating_sub(self.now);
         let stop = Stop::at(Instant::now() + Duration::from_millis(timeout_ms));
         let open = OpenOp {
@@ -434,7 +446,7 @@ impl Executor {
             by_rank: vec![None; self.ranks as usize],
         };
         self.open.insert(operation.id, open);
-        self.lanes.start_job(Job { operation, stop });
+        self.lanes.start_job(Job { operation, stop, after });
     }
 
     /// Stops an operation that the engine abandoned. If it has ended here, its completion is in the next

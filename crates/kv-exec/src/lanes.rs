@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use tiffin_kv::{OpId, OpKind, Operation, Outcome};
 
+use crate::device::Fence;
 use crate::resources::Resources;
 use crate::store::{Fault, Stop};
 
@@ -43,7 +44,12 @@ impl Default for Threads {
 pub(crate) struct Job {
     pub(crate) operation: Operation,
     pub(crate) stop: Stop,
+    /// What comes before it on the device.
+    pub(crate) after: After,
 }
+
+/// The fence of a step, if it needs one, or why there is none.
+pub(crate) type After = Result<Option<Arc<dyn Fence>>, Fault>;
 
 /// The end of an operation on this rank.
 #[derive(Debug)]
@@ -167,7 +173,7 @@ impl Lane {
 /// Runs an operation so that it ends exactly once, even if it panics.
 fn execute(resources: &Resources, job: &Job) -> Ended {
     let id = job.operation.id;
-    let done = catch_unwind(AssertUnwindSafe(|| resources.execute(&job.operation, &job.stop)));
+    let done = catch_unwind(AssertUnwindSafe(|| resources.execute(job)));
     let (outcome, fault, has_panicked) = match done {
         Ok(Ok(leading)) => (Outcome::Done { leading }, None, false),
         Ok(Err(fault)) => (Outcome::Failed, Some(fault), false),

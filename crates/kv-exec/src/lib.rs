@@ -11,7 +11,7 @@
 //! | [`Pages`] | memory in pages: allocated here, or borrowed from an owner that keeps it alive |
 //! | [`PageStore`] | the shared store: [`ClusterStore`] is a Tiffin cluster; others get the same batched
 //! calls |
-//! | [`Device`] | the device: [`HostDevice`] is one in host memory |
+//! | [`Device`] | the device: [`CudaDevice`] is one in memory of a GPU, [`HostDevice`] one in host memory |
 //! | [`Gather`] | the collective of ranks: [`gather::in_process`] is for ranks that are threads |
 //!
 //! **Invariants.** An operation borrows its pages from [`Pages`] for exactly as long as it is executed, and
@@ -20,6 +20,7 @@
 //! the queue of its lane.
 
 mod cluster_store;
+mod cuda_device;
 mod device;
 mod executor;
 pub mod gather;
@@ -31,7 +32,8 @@ mod store;
 mod tests;
 
 pub use cluster_store::ClusterStore;
-pub use device::{Device, HostDevice};
+pub use cuda_device::{CudaDevice, CudaError, CudaLayer};
+pub use device::{Device, Fence, HostDevice};
 pub use executor::{Executor, OpCounts, OpEnd, Parts, StartError, Step, StepError, Waiter};
 pub use gather::{Gather, GatherError};
 pub use lanes::Threads;

@@ -19,8 +19,7 @@ const WRITTEN: u32 = u32::MAX;
 pub struct Pages {
     start: NonNull<u8>,
     page_bytes: usize,
-    /// The use count of each page: zero, a number of readers, or [`WRITTEN`].
-    uses: Box<[AtomicU32]>,
+    uses: Uses,
     owner: Owner,
 }
 
@@ -42,7 +41,7 @@ impl Pages {
         let layout = Layout::from_size_align(bytes.max(1), ALIGN).ok()?;
         // SAFETY: the layout has at least one byte.
         let start = NonNull::new(unsafe { alloc_zeroed(layout) })?;
-        Some(Self { start, page_bytes, uses: unused(count), owner: Owner::Owned(layout) })
+        Some(Self { start, page_bytes, uses: Uses::new(count), owner: Owner::Owned(layout) })
     }
 
     /// Uses memory of an owner, which keeps it alive and is dropped with these pages.
@@ -58,13 +57,13 @@ impl Pages {
         page_bytes: usize,
         owner: Box<dyn Send + Sync>,
     ) -> Self {
-        Self { start, page_bytes, uses: unused(count), owner: Owner::Borrowed(owner) }
+        Self { start, page_bytes, uses: Uses::new(count), owner: Owner::Borrowed(owner) }
     }
 
     /// Number of pages.
     #[must_use]
     pub fn count(&self) -> u32 {
-        self.uses.len() as u32
+        self.uses.count()
     }
 
     /// Bytes of each page.
@@ -82,24 +81,19 @@ impl Pages {
     /// Borrows a page to read; `None` if there is no such page, or it is being written.
     #[must_use]
     pub fn read(&self, page: u32) -> Option<PageReadGuard<'_>> {
-        let uses = self.uses.get(page as usize)?;
-        let more = |readers: u32| readers.checked_add(1).filter(|readers| *readers < WRITTEN);
-        uses.try_update(Ordering::Acquire, Ordering::Relaxed, more).ok()?;
-        Some(PageReadGuard { pages: self, page })
+        Some(PageReadGuard { pages: self, page, _use: self.uses.read(page)? })
     }
 
     /// Borrows a page to write; `None` if there is no such page, or it is in use.
     #[must_use]
     pub fn write(&self, page: u32) -> Option<PageWriteGuard<'_>> {
-        let uses = self.uses.get(page as usize)?;
-        uses.compare_exchange(0, WRITTEN, Ordering::Acquire, Ordering::Relaxed).ok()?;
-        Some(PageWriteGuard { pages: self, page })
+        Some(PageWriteGuard { pages: self, page, _use: self.uses.write(page)? })
     }
 
     /// Whether the page is in use.
     #[must_use]
     pub fn is_used(&self, page: u32) -> bool {
-        self.uses.get(page as usize).is_some_and(|uses| uses.load(Ordering::Acquire) > 0)
+        self.uses.0.get(page as usize).is_some_and(|uses| uses.load(Ordering::Acquire) > 0)
     }
 
     fn source(&self, page: u32) -> SourceBuf<'_> {
@@ -129,11 +123,62 @@ impl std::fmt::Debug for Pages {
     }
 }
 
+/// The use count of each page: zero, a number of readers, or [`WRITTEN`].
+pub(crate) struct Uses(Box<[AtomicU32]>);
+
+impl Uses {
+    /// Of so many pages, of which none is in use.
+    pub(crate) fn new(count: u32) -> Self {
+        Self((0..count).map(|_| AtomicU32::new(0)).collect())
+    }
+
+    /// Number of pages.
+    pub(crate) fn count(&self) -> u32 {
+        self.0.len() as u32
+    }
+
+    /// Counts a reader of a page; `None` if there is no such page, or it is being written.
+    pub(crate) fn read(&self, page: u32) -> Option<ReadUse<'_>> {
+        let uses = self.0.get(page as usize)?;
+        let more = |readers: u32| readers.checked_add(1).filter(|readers| *readers < WRITTEN);
+        uses.try_update(Ordering::Acquire, Ordering::Relaxed, more).ok()?;
+        Some(ReadUse(uses))
+    }
+
+    /// Marks a page as being written; `None` if there is no such page, or it is in use.
+    pub(crate) fn write(&self, page: u32) -> Option<WriteUse<'_>> {
+        let uses = self.0.get(page as usize)?;
+        uses.compare_exchange(0, WRITTEN, Ordering::Acquire, Ordering::Relaxed).ok()?;
+        Some(WriteUse(uses))
+    }
+}
+
+/// The use of a page by a reader, until it is dropped.
+#[derive(Debug)]
+pub(crate) struct ReadUse<'a>(&'a AtomicU32);
+
+impl Drop for ReadUse<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Release);
+    }
+}
+
+/// The use of a page by its only writer, until it is dropped.
+#[derive(Debug)]
+pub(crate) struct WriteUse<'a>(&'a AtomicU32);
+
+impl Drop for WriteUse<'_> {
+    fn drop(&mut self) {
+        self.0.store(0, Ordering::Release);
+    }
+}
+
 /// Read access to a page. It is not written meanwhile.
 #[derive(Debug)]
 pub struct PageReadGuard<'a> {
     pages: &'a Pages,
     page: u32,
+    _use: ReadUse<'a>,
 }
 
 impl PageReadGuard<'_> {
@@ -150,19 +195,12 @@ impl PageReadGuard<'_> {
     }
 }
 
-impl Drop for PageReadGuard<'_> {
-    fn drop(&mut self) {
-        if let Some(uses) = self.pages.uses.get(self.page as usize) {
-            uses.fetch_sub(1, Ordering::Release);
-        }
-    }
-}
-
 /// Exclusive access to a page.
 #[derive(Debug)]
 pub struct PageWriteGuard<'a> {
     pages: &'a Pages,
     page: u32,
+    _use: WriteUse<'a>,
 }
 
 impl PageWriteGuard<'_> {
@@ -177,18 +215,6 @@ impl PageWriteGuard<'_> {
     pub fn bytes(&self) -> TargetBuf<'_> {
         self.pages.target(self.page)
     }
-}
-
-impl Drop for PageWriteGuard<'_> {
-    fn drop(&mut self) {
-        if let Some(uses) = self.pages.uses.get(self.page as usize) {
-            uses.store(0, Ordering::Release);
-        }
-    }
-}
-
-fn unused(count: u32) -> Box<[AtomicU32]> {
-    (0..count).map(|_| AtomicU32::new(0)).collect()
 }
 
 #[cfg(test)]

@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use tiffin_kv::{OpKind, Operation, PageRecord, Place, RankPart, Tier};
 
 use crate::device::Device;
+use crate::lanes::Job;
 use crate::pages::{PageReadGuard, PageWriteGuard, Pages};
 use crate::store::{Fault, PageName, PageStore, Stop};
 
@@ -24,9 +25,13 @@ pub(crate) struct Resources {
 
 impl Resources {
     /// Executes an operation. Returns the number of leading records that succeeded.
-    pub(crate) fn execute(&self, operation: &Operation, stop: &Stop) -> Result<u32, Fault> {
+    pub(crate) fn execute(&self, job: &Job) -> Result<u32, Fault> {
+        let Job { operation, stop, after } = job;
         if stop.should_stop() {
             return Err(Fault::Stopped);
+        }
+        if let Some(fence) = after.as_ref().map_err(Clone::clone)? {
+            fence.wait(stop)?;
         }
         let kind = operation.kind as usize;
         if let Some(asked) = self.asked.get(kind) {

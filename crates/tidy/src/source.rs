@@ -30,6 +30,9 @@ pub const UNSAFE_MODULES: &[&str] = &[
     "crates/gpu-standin/src/memory.rs",
     // Its allocator counts what decoders allocate, in tests.
     "crates/smoke/src/memory.rs",
+    // Gives device memory of an owner, and pages of the host, to the CUDA driver.
+    "crates/kv-exec/src/cuda_device.rs",
+    "crates/kv-exec/src/tests/cuda.rs",
     // Provides memory in pages, its own or borrowed.
     "crates/kv-exec/src/pages.rs",
     // Registers sockets that it owns with the runtime.

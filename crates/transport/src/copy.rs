@@ -57,7 +57,7 @@ fn copy_with(source: SourceBuf<'_>, target: TargetBuf<'_>, stream_bytes_min: usi
 ///
 /// # Safety
 /// `source` must be readable and `target` writable for `len` bytes.
-pub(crate) unsafe fn copy_raw(source: *const u8, target: *mut u8, len: usize) {
+pub unsafe fn copy_raw(source: *const u8, target: *mut u8, len: usize) {
     // SAFETY: the same contract.
     unsafe { kernel(source, target, len, STREAM_BYTES_MIN) }
 }

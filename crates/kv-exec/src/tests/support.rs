@@ -12,8 +12,8 @@ use tiffin_kv::{
 use tiffin_transport::copy::{copy_in, copy_out};
 
 use crate::{
-    Executor, Fault, Gather, HostDevice, OpEnd, PageName, PageReadGuard, PageStore, PageWriteGuard, Pages,
-    Parts, Step, Stop, Threads,
+    Device, Executor, Fault, Gather, HostDevice, OpEnd, PageName, PageReadGuard, PageStore, PageWriteGuard,
+    Pages, Parts, Step, Stop, Threads,
 };
 
 /// A timeout that no test reaches.
@@ -47,10 +47,28 @@ fn content(rank: u32, prefix: &[u32]) -> Vec<u8> {
     (0..PAGE_BYTES as u64).map(|at| (state.wrapping_mul(at | 1) >> 32) as u8).collect()
 }
 
+/// The memory in which the toy computes.
+pub(super) trait ToyMemory: Send {
+    fn content(&self, page: u32) -> Vec<u8>;
+    fn compute(&self, page: u32, bytes: &[u8]);
+}
+
+impl ToyMemory for Arc<Pages> {
+    fn content(&self, page: u32) -> Vec<u8> {
+        let mut bytes = vec![0; self.page_bytes()];
+        copy_out(self.read(page).unwrap().bytes(), &mut bytes);
+        bytes
+    }
+
+    fn compute(&self, page: u32, bytes: &[u8]) {
+        copy_in(bytes, self.write(page).unwrap().bytes());
+    }
+}
+
 /// An inference engine that computes the known content of each page.
 pub(super) struct Toy {
     pub(super) executor: Executor,
-    device: Arc<Pages>,
+    memory: Box<dyn ToyMemory>,
     config: Config,
     requests: u64,
     prompts: BTreeMap<ReqId, Vec<u32>>,
@@ -67,9 +85,22 @@ impl Toy {
 
     pub(super) fn over(config: Config, store: Box<dyn PageStore>, gather: Option<Box<dyn Gather>>) -> Self {
         let device = Arc::new(Pages::allocate(config.device_pages, PAGE_BYTES).unwrap());
+        let host = Arc::new(Pages::allocate(config.host_pages, PAGE_BYTES).unwrap());
+        let memory = Box::new(Arc::clone(&device));
+        Self::on(config, host, (memory, Box::new(HostDevice::new(device))), store, gather)
+    }
+
+    /// Over any device, and the memory that it has.
+    pub(super) fn on(
+        config: Config,
+        host: Arc<Pages>,
+        (memory, device): (Box<dyn ToyMemory>, Box<dyn Device>),
+        store: Box<dyn PageStore>,
+        gather: Option<Box<dyn Gather>>,
+    ) -> Self {
         let parts = Parts {
-            host: Arc::new(Pages::allocate(config.host_pages, PAGE_BYTES).unwrap()),
-            device: Box::new(HostDevice::new(Arc::clone(&device))),
+            host,
+            device,
             store: config.store.map(|_| store),
             rank: RankPart { tensor: (config.rank, config.ranks), ..RankPart::default() },
             gather,
@@ -79,7 +110,7 @@ impl Toy {
         let executor = Executor::start(config, parts).unwrap();
         let (prompts, ready, over, recomputed) = Default::default();
         let ended = Vec::new();
-        let mut toy = Self { executor, device, config, requests: 0, prompts, ready, over, recomputed, ended };
+        let mut toy = Self { executor, memory, config, requests: 0, prompts, ready, over, recomputed, ended };
         let namespace = Namespace { model: "toy".to_owned(), ..Namespace::default() };
         toy.step([Input::Define(SPACE, namespace)]);
         toy
@@ -126,11 +157,10 @@ impl Toy {
             let end = ((position + 1) * size).min(tokens.len());
             let wanted = content(self.config.rank, &tokens[..end]);
             if end <= cached as usize {
-                let mut found = vec![0; PAGE_BYTES];
-                copy_out(self.device.read(*page).unwrap().bytes(), &mut found);
+                let found = self.memory.content(*page);
                 assert_eq!(found, wanted, "page {position} of {request:?} has the wrong content");
             } else {
-                copy_in(&wanted, self.device.write(*page).unwrap().bytes());
+                self.memory.compute(*page, &wanted);
             }
         }
     }

@@ -1,0 +1,244 @@
+//! A device in memory of a CUDA device: pages that are scattered over layers.
+//!
+//! A page has a row in each layer. In the host its rows follow each other, so that it is one object of a
+//! store. All rows of all pages of an operation are one transfer, which `tiffin-gpu` carries out with few
+//! calls of the driver.
+//!
+//! **Invariant:** when an operation has ended, neither the device nor a thread accesses its pages for it. The
+//! layers stay allocated while the device lives; if their owner frees them nevertheless, operations fail.
+
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
+
+use tiffin_transport::copy::copy_raw;
+use tiffin_transport::gpu::{
+    self, DeviceError, Direction, Finder, Piece, Place, Populated, Registration, Stream, Transfer,
+};
+
+use crate::device::{Device, Fence};
+use crate::pages::{PageReadGuard, PageWriteGuard, Pages, Uses};
+use crate::store::{Fault, Stop};
+
+/// How long a thread polls a transfer before it checks whether the operation was stopped.
+const SPIN_TIME: Duration = Duration::from_micros(50);
+/// How long a thread rests between two looks at a fence: a pass of the model takes longer.
+const FENCE_PAUSE: Duration = Duration::from_micros(50);
+/// Pinned memory consists of whole pages of the system.
+const SYSTEM_PAGE_BYTES: u64 = 4096;
+
+/// The rows of one layer: contiguous memory of the device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CudaLayer {
+    /// Address of the first row.
+    pub start: NonNull<u8>,
+    /// Bytes of each row.
+    pub row_bytes: usize,
+}
+
+/// Why layers cannot be a device.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum CudaError {
+    /// There is no layer.
+    #[error("the device has no layers\n\nhint: give an array for each layer")]
+    NoLayers,
+    /// The driver does not have the memory.
+    #[error("layer {layer} cannot be used: {error}")]
+    Device {
+        /// The number of the layer.
+        layer: usize,
+        /// What the driver says.
+        error: DeviceError,
+    },
+    /// A layer is on another device.
+    #[error("layer {layer} is on device {found}, and layer 0 on device {first}\n\nhint: {HINT_ONE_DEVICE}")]
+    OtherDevice {
+        /// The number of the layer.
+        layer: usize,
+        /// Its device.
+        found: u32,
+        /// The device of the others.
+        first: u32,
+    },
+    /// The sizes of a page differ.
+    #[error(
+        "a page has {device} bytes on the device and {host} in the host\n\nhint: give both rows of one size"
+    )]
+    PageBytes {
+        /// Bytes of all rows of a page.
+        device: usize,
+        /// Bytes of a page in the host.
+        host: usize,
+    },
+}
+
+const HINT_ONE_DEVICE: &str = "make an engine for each device";
+
+/// A device in memory of a CUDA device.
+pub struct CudaDevice {
+    /// The device, and the stream on which the model computes.
+    place: Place,
+    layers: Box<[CudaLayer]>,
+    uses: Uses,
+    /// Ends before the memory that it registers.
+    _registration: Registration,
+    _host: Arc<Pages>,
+    _owner: Box<dyn Send + Sync>,
+}
+
+// SAFETY: addresses of the device are only passed to the driver, and uses of pages are counted.
+unsafe impl Send for CudaDevice {}
+// SAFETY: as above.
+unsafe impl Sync for CudaDevice {}
+
+impl CudaDevice {
+    /// A device of `count` pages in these layers. The model computes on `stream`. The pages of the host are
+    /// registered with the driver in the background, unless they are pinned already.
+    ///
+    /// # Safety
+    /// Each layer must have `count` rows, allocated for as long as `owner` lives. The stream must exist as
+    /// long.
+    ///
+    /// # Errors
+    /// If a layer is not memory of the one device, or the pages of the host have another size.
+    pub unsafe fn new(
+        stream: Stream,
+        layers: Vec<CudaLayer>,
+        count: u32,
+        host: Arc<Pages>,
+        owner: Box<dyn Send + Sync>,
+    ) -> Result<Self, CudaError> {
+        let device = device_of(&layers, count)?;
+        let page_bytes = layers.iter().map(|it| it.row_bytes).sum();
+        if host.page_bytes() != page_bytes && host.count() > 0 {
+            return Err(CudaError::PageBytes { device: page_bytes, host: host.page_bytes() });
+        }
+        Ok(Self {
+            place: Place::new(device, stream),
+            layers: layers.into(),
+            uses: Uses::new(count),
+            _registration: register(&host, device),
+            _host: host,
+            _owner: owner,
+        })
+    }
+
+    /// The copies of all rows of a page, which begins at `host`.
+    fn rows(&self, page: u32, host: *const u8, pieces: &mut Vec<Piece>) {
+        let mut host = host.expose_provenance() as u64;
+        for CudaLayer { start, row_bytes } in &self.layers {
+            let len = *row_bytes as u64;
+            let start = start.as_ptr().expose_provenance() as u64;
+            pieces.push(Piece { device: start + u64::from(page) * len, host, len });
+            host += len;
+        }
+    }
+
+    /// Carries out all copies of an operation, whose pages are borrowed meanwhile.
+    fn transfer(&self, direction: Direction, pieces: Vec<Piece>, stop: &Stop) -> Result<(), Fault> {
+        // A copy of memory that the owner has freed would break the driver's context.
+        let found = device_of(&self.layers, self.uses.count()).map_err(fault)?;
+        if found != self.place.device() {
+            return Err(fault(CudaError::OtherDevice { layer: 0, found, first: self.place.device() }));
+        }
+        // The fence of the step has passed.
+        let place = Place::new(self.place.device(), Stream::Synchronized);
+        // SAFETY: the rows are inside the layers, which stay allocated, and the host's pages are borrowed
+        // until this returns. No two pages, and no two rows, overlap.
+        let transfer = unsafe { Transfer::new(&place, direction, pieces, copy_raw) };
+        let mut transfer = transfer.map_err(fault)?;
+        while !transfer.poll_for(SPIN_TIME).map_err(fault)? {
+            if stop.should_stop() {
+                // Its drop waits for copies that have begun.
+                return Err(Fault::Stopped);
+            }
+            thread::yield_now();
+        }
+        Ok(())
+    }
+
+    fn pieces(&self, pages: usize) -> Vec<Piece> {
+        Vec::with_capacity(pages * self.layers.len())
+    }
+}
+
+impl Device for CudaDevice {
+    fn load(&self, pages: &[(PageReadGuard<'_>, u32)], stop: &Stop) -> Result<u32, Fault> {
+        let (mut held, mut pieces) = (Vec::with_capacity(pages.len()), self.pieces(pages.len()));
+        for (source, page) in pages {
+            held.push(self.uses.write(*page).ok_or(Fault::Page(*page))?);
+            self.rows(*page, source.bytes().as_ptr(), &mut pieces);
+        }
+        self.transfer(Direction::Load, pieces, stop)?;
+        Ok(held.len() as u32)
+    }
+
+    fn save(&self, pages: &[(u32, PageWriteGuard<'_>)], stop: &Stop) -> Result<u32, Fault> {
+        let (mut held, mut pieces) = (Vec::with_capacity(pages.len()), self.pieces(pages.len()));
+        for (page, target) in pages {
+            held.push(self.uses.read(*page).ok_or(Fault::Page(*page))?);
+            self.rows(*page, target.bytes().as_mut_ptr(), &mut pieces);
+        }
+        self.transfer(Direction::Save, pieces, stop)?;
+        Ok(held.len() as u32)
+    }
+
+    fn fence(&self) -> Result<Option<Arc<dyn Fence>>, Fault> {
+        let recorded = gpu::Fence::record(&self.place).map_err(fault)?;
+        Ok(recorded.map(|fence| Arc::new(CudaFence(fence)) as Arc<dyn Fence>))
+    }
+}
+
+/// The work of the model's stream when a step began.
+struct CudaFence(gpu::Fence);
+
+impl Fence for CudaFence {
+    fn wait(&self, stop: &Stop) -> Result<(), Fault> {
+        while !self.0.is_done().map_err(fault)? {
+            if stop.should_stop() {
+                return Err(Fault::Stopped);
+            }
+            thread::park_timeout(FENCE_PAUSE);
+        }
+        Ok(())
+    }
+}
+
+/// The device that has all rows of all layers.
+fn device_of(layers: &[CudaLayer], count: u32) -> Result<u32, CudaError> {
+    let (mut finder, mut first) = (Finder::default(), None);
+    for (layer, CudaLayer { start, row_bytes }) in layers.iter().enumerate() {
+        let (start, len) = (start.as_ptr().expose_provenance() as u64, *row_bytes as u64 * u64::from(count));
+        let found = finder.find(start, len).map_err(|error| CudaError::Device { layer, error })?;
+        let first = *first.get_or_insert(found);
+        if found != first {
+            return Err(CudaError::OtherDevice { layer, found, first });
+        }
+    }
+    first.ok_or(CudaError::NoLayers)
+}
+
+/// Begins to register the host's pages, so that the device accesses them directly.
+fn register(host: &Pages, device: u32) -> Registration {
+    let (start, len) = (host.address() as u64, host.page_bytes() as u64 * u64::from(host.count()));
+    let first = start.next_multiple_of(SYSTEM_PAGE_BYTES);
+    let end = (start + len) / SYSTEM_PAGE_BYTES * SYSTEM_PAGE_BYTES;
+    let len = end.saturating_sub(first);
+    let registration = Registration::new(first, len, false, Box::new(Whole(len)));
+    registration.extend(device);
+    registration
+}
+
+/// Memory of which all pages are used: registering creates those that do not exist.
+struct Whole(u64);
+
+impl Populated for Whole {
+    fn next(&self, offset: u64) -> Option<(u64, u64)> {
+        (offset < self.0).then(|| (offset, self.0 - offset))
+    }
+}
+
+fn fault(error: impl std::fmt::Display) -> Fault {
+    Fault::Other(error.to_string())
+}
