@@ -95,10 +95,11 @@ copy-gpu: dist/.built .venv/ready ## Collect in dist what `test-gpu` and `bench-
 test-gpu: .venv-gpu/ready ## The tests of device memory, on a machine with a GPU: from a copied tree with copied wheels in `dist`
 	TIFFIN_TEST_GPU=1 .venv-gpu/bin/python -m pytest -p no:cacheprovider -c python/pyproject.toml --rootdir=. \
 	  python-mooncake/tests/test_gpu.py python-mooncake/tests/gpu_torch.py python-mooncake/tests/test_tensors.py \
-	  python/tests/test_gpu_native.py python/tests/gpu_torch_native.py $(ARGS)
+	  python/tests/test_gpu_native.py python/tests/gpu_torch_native.py python/tests/gpu_torch_kv.py $(ARGS)
 
-bench-gpu: .venv-gpu/ready ## Puts and gets of device memory beside the floor, on such a machine (ARGS='--peer PYTHON' adds the official CUDA wheel)
+bench-gpu: .venv-gpu/ready ## Puts, gets and KV pages of device memory beside the floor, on such a machine (ARGS='--peer PYTHON' adds the official CUDA wheel)
 	.venv-gpu/bin/python bench/gpu.py $(ARGS)
+	.venv-gpu/bin/python bench/gpu_kv.py
 
 torture-gpu: .venv-gpu/ready ## Deletes and puts beside transfers of a device, with every read checked byte by byte, on such a machine (ARGS='--seconds 600')
 	.venv-gpu/bin/python python/tests/gpu_torture.py $(ARGS)

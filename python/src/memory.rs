@@ -115,6 +115,16 @@ impl Memory {
         Ok(memory)
     }
 
+    /// The number of bytes.
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether the bytes are on a CUDA device.
+    pub(crate) fn is_on_device(&self) -> bool {
+        self.place.is_some()
+    }
+
     /// The bytes for reading.
     pub(crate) fn as_source(&self) -> SourceBuf<'_> {
         // SAFETY: they are mapped and readable while `self` lives, and only Python and C access them; or they

@@ -1,4 +1,4 @@
-"""Device memory in the native API: over the stand-in for the CUDA driver, or over a GPU.
+"""Device memory in the native API and in `tiffin.kv`: over the stand-in for the CUDA driver, or over a GPU.
 
 `make test-gpu` sets `TIFFIN_TEST_GPU`, which is the latter.
 """
@@ -10,6 +10,7 @@ import sys
 
 import pytest
 
+import gpu_kv_checks
 import gpu_native_checks
 
 HERE = pathlib.Path(__file__).resolve().parent
@@ -18,8 +19,15 @@ IS_REAL = os.environ.get("TIFFIN_TEST_GPU") == "1"
 SECONDS_MAX = 300
 
 
-@pytest.mark.parametrize("name", [it.__name__ for it in gpu_native_checks.CHECKS])
-def test_device_memory(name, tmp_path):
+CHECKS = [
+    (pathlib.Path(module.__file__).name, check.__name__)
+    for module in (gpu_native_checks, gpu_kv_checks)
+    for check in module.CHECKS
+]
+
+
+@pytest.mark.parametrize(("program", "name"), CHECKS)
+def test_device_memory(program, name, tmp_path):
     environment = dict(os.environ, TMPDIR=str(tmp_path))
     if IS_REAL:
         if name.startswith("standin_"):
@@ -28,7 +36,7 @@ def test_device_memory(name, tmp_path):
     else:
         assert STANDIN.exists(), "hint: run `cargo build -p tiffin-gpu-standin`"
         environment["TIFFIN_CUDA_LIBRARY"] = str(STANDIN)
-    command = [sys.executable, str(HERE / "gpu_native_checks.py"), name]
+    command = [sys.executable, str(HERE / program), name]
     ended = subprocess.run(
         command, env=environment, cwd=HERE, capture_output=True, text=True, timeout=SECONDS_MAX
     )

@@ -617,6 +617,15 @@ class _Mooncake(Protocol):
 
 mooncake: _Mooncake
 
+class KvLayers:
+    """Arrays of a CUDA device with a row for each page."""
+
+    def __init__(self, arrays: builtins.list[Any], stream: Any) -> None: ...
+    @property
+    def pages(self) -> int: ...
+    @property
+    def page_bytes(self) -> int: ...
+
 class KvEngine:
     """See `tiffin.kv.Engine`."""
 

@@ -75,6 +75,8 @@ __all__ = [
 
 #: The bytes of a page's hash.
 _HASH_BYTES = 16
+#: The kind of device of CUDA memory, as DLPack writes it.
+_KIND_CUDA = 2
 #: The part of every page that this rank keeps: (rank, ranks) of tensor, pipeline and context parallelism.
 RankPart = tuple[tuple[int, int], tuple[int, int], tuple[int, int]]
 
@@ -246,6 +248,13 @@ class Engine:
     `device` is the memory that the model computes in: an array or a tensor in host memory with a row for
     each page. It is used in place, and kept until no operation uses it any more.
 
+    On a CUDA device it is an array with a row for each page, or a list with such an array for each layer.
+    Arrays have `__cuda_array_interface__` or DLPack and are contiguous. A page in the host is its rows of all
+    layers, in their order. `stream` is the stream on which the model computes: a handle or an object, such
+    as `torch.cuda.current_stream()`; `None` is the default stream. What that stream has when `step` is
+    called comes before the operations that the step starts. Pages that a plan returns can be used on any
+    stream.
+
     Alternatively it is an object with `load(host_pages, device_pages)` and `save(device_pages,
     host_pages)`. They take `int32` arrays, are called on threads of the engine, and return the number of
     pages that they have copied (`None` for all). Its size is then `device_pages` and `page_bytes`.
@@ -281,9 +290,16 @@ class Engine:
         rank_part: RankPart | None = None,
         gather: Callable[[bytes], Sequence[bytes]] | None = None,
         compare_every: int = 0,
+        stream: Any = None,
         **settings: Unpack[Settings],
     ) -> None:
-        if hasattr(device, "load") and hasattr(device, "save"):
+        layers = _layers(device)
+        if stream is not None and layers is None:
+            raise ValueError("`stream` is given without arrays of a CUDA device\n\nhint: omit it")
+        if layers is not None:
+            device = _native.KvLayers(layers, stream)
+            device_pages, page_bytes = device.pages, device.page_bytes
+        elif hasattr(device, "load") and hasattr(device, "save"):
             if device_pages is None or page_bytes is None:
                 raise ValueError(
                     "a device with `load` and `save` needs a size\n\n"
@@ -529,6 +545,16 @@ def _check_counts(**settings: Any) -> None:
     for name, value in settings.items():
         if isinstance(value, int) and not 0 <= value <= _COUNT_MAX:
             raise ValueError(f"{name}={value}\n\nhint: give a number between 0 and {_COUNT_MAX}")
+
+
+def _layers(device: Any) -> list[Any] | None:
+    """The arrays of a CUDA device; `None` if the device is something else."""
+    if isinstance(device, (list, tuple)):
+        return list(device)
+    if hasattr(device, "__cuda_array_interface__"):
+        return [device]
+    of_array = getattr(device, "__dlpack_device__", None)
+    return [device] if of_array is not None and of_array()[0] == _KIND_CUDA else None
 
 
 def _pages(memory: Any, what: str) -> tuple[int, int]:

@@ -10,6 +10,7 @@ use tiffin_kv::{OpKind, PageCounts, Prompt, ReqId, SpaceId, Tier};
 use tiffin_kv_exec::{ClusterStore, Device, Executor, Gather, HostDevice, Pages, Parts, StepError, Threads};
 
 use super::convert::{self, Coordinates, Inputs, Mediums};
+use super::layers::KvLayers;
 use super::python_objects::{PythonDevice, PythonGather, PythonStore};
 use super::settings::{self, Shape};
 use super::{convert::kind_word, memory};
@@ -34,8 +35,8 @@ pub(crate) struct KvEngine {
 
 #[pymethods]
 impl KvEngine {
-    /// `device` is memory, or an object that loads and saves. `host` is memory, or `None` for memory of our
-    /// own.
+    /// `device` is memory, layers of a CUDA device, or an object that loads and saves. `host` is memory, or
+    /// `None` for memory of our own.
     #[new]
     #[pyo3(
         signature = (shape, settings, *, page_bytes, device, host, store, exist_options, rank_part, gather)
@@ -53,19 +54,24 @@ impl KvEngine {
         rank_part: Coordinates,
         gather: Option<Py<PyAny>>,
     ) -> PyResult<Self> {
+        // The arrays are released by its thread, which must know when the interpreter ends.
+        runtime::runtime()?;
         let config = settings::config(&shape, settings)?;
         let no_memory = || invalid(py, format!("cannot allocate {} host pages", config.host_pages));
         let host = match host {
             Some(host) => lent(host, config.host_pages, page_bytes)?,
             None => Pages::allocate(config.host_pages, page_bytes).ok_or_else(no_memory)?,
         };
-        let device: Box<dyn Device> = if device.hasattr("load")? && device.hasattr("save")? {
+        let host = Arc::new(host);
+        let device: Box<dyn Device> = if let Ok(layers) = device.cast::<KvLayers>() {
+            Box::new(layers.get().device(py, &host)?)
+        } else if device.hasattr("load")? && device.hasattr("save")? {
             Box::new(PythonDevice(device.clone().unbind()))
         } else {
             Box::new(HostDevice::new(Arc::new(lent(device, config.device_pages, page_bytes)?)))
         };
         let parts = Parts {
-            host: Arc::new(host),
+            host,
             device,
             store: store.map(|store| open_store(py, store, exist_options)).transpose()?,
             rank: convert::rank(rank_part),

@@ -6,10 +6,12 @@
 //! | `settings` | the configuration of an engine, from arguments |
 //! | `convert` | inputs from tuples, and results as tuples |
 //! | `python_objects` | a store, a device and a collective that are Python objects |
+//! | `layers` | arrays of a CUDA device, as the device of an engine |
 //! | `memory` | memory of Python, in pages |
 
 mod convert;
 mod engine;
+mod layers;
 mod memory;
 mod python_objects;
 mod settings;
@@ -27,6 +29,7 @@ use convert::{Coordinates, Mediums, Names};
 /// Adds the classes and functions to the module.
 pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<engine::KvEngine>()?;
+    module.add_class::<layers::KvLayers>()?;
     module.add_function(wrap_pyfunction!(kv_chain, module)?)?;
     module.add_function(wrap_pyfunction!(kv_names, module)?)?;
     module.add_function(wrap_pyfunction!(settings::kv_settings, module)?)?;
