@@ -150,7 +150,8 @@ pub use tiffin_rpc::{Blocking, with_blocking};
 pub use tiffin_trace as trace;
 pub use tiffin_transport::checksum::checksum;
 pub use tiffin_transport::{
-    Counters, SourceBuf, TargetBuf, arena, device_rates, gpu, probe, queued::OwnedTarget, this_process,
+    Counters, DeviceMemory, SourceBuf, TargetBuf, arena, device_rates, gpu, probe, queued::OwnedTarget,
+    this_process,
 };
 pub use tiffin_types::attributes::Consumption;
 pub use tiffin_types::message::{

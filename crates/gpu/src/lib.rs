@@ -13,8 +13,9 @@
 //!
 //! **Invariant:** no function panics or blocks because a driver, a symbol, a device or memory is missing.
 //!
-//! **Invariant:** all `unsafe` code is in `ffi`, `driver`, `queued` and `transfer`.
+//! **Invariant:** all `unsafe` code is in `bare`, `ffi`, `driver`, `queued` and `transfer`.
 
+mod bare;
 mod device;
 mod driver;
 mod error;
@@ -27,6 +28,7 @@ mod registered;
 mod settings;
 mod transfer;
 
+pub use crate::bare::BareCopy;
 pub use crate::device::{CHANNELS_MAX, QUEUED_MAX};
 pub use crate::error::DeviceError;
 pub use crate::fence::Fence;

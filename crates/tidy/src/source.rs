@@ -19,6 +19,7 @@ pub const UNSAFE_MODULES: &[&str] = &[
     // Asks the kernel for an io_uring, to find out whether it is available.
     "crates/cli/src/doctor/uring.rs",
     // Calls the CUDA driver, whose functions it finds at run time.
+    "crates/gpu/src/bare.rs",
     "crates/gpu/src/driver.rs",
     "crates/gpu/src/ffi.rs",
     "crates/gpu/src/queued.rs",
@@ -54,6 +55,7 @@ pub const UNSAFE_MODULES: &[&str] = &[
     "crates/transport/src/copy.rs",
     // Gives mapped and device memory to the CUDA driver, and waits until it is done.
     "crates/transport/src/device.rs",
+    "crates/transport/src/device_memory.rs",
     // Replaces inherited descriptors in a forked child.
     "crates/transport/src/forks.rs",
     "crates/transport/src/device_rates.rs",

@@ -20,7 +20,7 @@
 //! Buffers may be memory of a CUDA device ([`device`]); segments are always host memory.
 //!
 //! **Invariant:** all `unsafe` code is in `arena`, `buffer`, `checksum`, `copy`, `cache_prefetch`, `device`,
-//! `forks`, `lock`, `process`, `map`, `peer`, `probe`, `queued` and `tcp::stream`.
+//! `device_memory`, `forks`, `lock`, `process`, `map`, `peer`, `probe`, `queued` and `tcp::stream`.
 
 pub mod arena;
 mod available;
@@ -33,6 +33,7 @@ mod claim;
 pub mod control;
 pub mod copy;
 pub mod device;
+mod device_memory;
 pub mod device_rates;
 #[cfg(any(test, feature = "testkit"))]
 pub mod faults;
@@ -74,6 +75,7 @@ pub use tokio::time::Instant;
 pub use crate::available::{Available, Limit, available_memory};
 pub use crate::buffer::{SourceBuf, TargetBuf};
 pub use crate::claim::Withdrawals;
+pub use crate::device_memory::DeviceMemory;
 pub use crate::mapped::MappedRange;
 pub use crate::pending::{AnswerTime, Connections, Denied, Entry as PendingEntry, LimitUse, Pending};
 pub use crate::populate::Pages;

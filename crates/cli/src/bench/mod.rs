@@ -3,6 +3,7 @@
 //! Clients are separate processes, in every shape; each workload is prepared, warmed up and then measured for
 //! a limited time or number of calls. The floor is measured in the same run, under the same conditions.
 
+mod device;
 mod floor;
 mod plan;
 mod processes;
@@ -75,6 +76,12 @@ pub(crate) struct Bench {
     #[arg(long, default_value = "1GiB", value_name = "SIZE", value_parser = config::size)]
     memory: ByteSize,
 
+    /// Measure puts and gets with memory of this CUDA device instead, in turns with bare copies between the
+    /// device and pinned memory: `cuda:0`.
+    #[arg(long, value_name = "DEVICE", value_parser = device::number)]
+    #[arg(conflicts_with_all = ["shape", "workload", "clients", "peer", "report"])]
+    device: Option<u32>,
+
     /// A file written by `make bench`: its numbers of the other store are added to the report.
     #[arg(long, value_name = "FILE")]
     peer: Option<PathBuf>,
@@ -110,10 +117,28 @@ fn seconds(text: &str) -> Result<f64, String> {
     }
 }
 
+impl Bench {
+    /// The limit of each measurement, and the memory of the stores.
+    fn bounds(&self) -> (Limit, u64) {
+        let limit = Limit { seconds: self.seconds.clamp(0.001, 3600.0), calls: self.calls };
+        if self.quick { (QUICK, QUICK_MEMORY) } else { (limit, self.memory.as_u64()) }
+    }
+}
+
 /// Measures, or renders earlier results.
 pub(crate) async fn run(bench: Bench, context: &Context, console: &mut Console) -> Result<i32, Failure> {
     if let Some(Action::Report(report)) = &bench.action {
         return render(report, console);
+    }
+    if let Some(device) = bench.device {
+        let (limit, memory) = bench.bounds();
+        let (document, table) = device::run(device, limit, memory, console).await?;
+        if console.json {
+            console.value(&document)?;
+        } else {
+            console.text(table)?;
+        }
+        return Ok(STATUS_OK);
     }
     // Unreadable or unwritable files are reported before the measurement.
     let peer = bench.peer.as_deref().map(read).transpose()?;
@@ -189,9 +214,7 @@ struct Run<'a> {
 
 impl<'a> Run<'a> {
     fn new(bench: &'a Bench, program: Program) -> Self {
-        let limit = Limit { seconds: bench.seconds.clamp(0.001, 3600.0), calls: bench.calls };
-        let (limit, memory) =
-            if bench.quick { (QUICK, QUICK_MEMORY) } else { (limit, bench.memory.as_u64()) };
+        let (limit, memory) = bench.bounds();
         let tasks = plan::tasks(&bench.workload, bench.quick);
         let growth = plan::growth(&bench.workload, bench.quick);
         let mut run = Self {

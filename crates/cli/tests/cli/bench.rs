@@ -136,3 +136,59 @@ fn measurement_of_nothing_is_refused() {
         assert!(ran.stderr.contains(args[0]), "{}", ran.stderr);
     }
 }
+
+/// The command that measures a device, with this file as the driver.
+fn on_device(device: &str, driver: &str) -> std::process::Command {
+    let library = std::env::current_exe().unwrap().with_file_name(driver);
+    let mut command = tiffin();
+    command.args(["bench", "--quick", "--device", device]).env("TIFFIN_CUDA_LIBRARY", library);
+    command
+}
+
+#[test]
+fn device_is_measured_beside_bare_copies() {
+    let mut command = on_device("cuda:1", "libtiffin_gpu_standin.so");
+    command.arg("--json");
+    let found = ran(command, b"").json();
+    assert_eq!(
+        (&found["schema"], &found["versions"]["cuda:1"]),
+        (&"tiffin-bench/1".into(), &"stand-in".into())
+    );
+    let text = |one: &Value, name: &str| one[name].as_str().unwrap_or_default().to_owned();
+    let series = found["series"].as_array().unwrap();
+    let seen: BTreeSet<_> = series
+        .iter()
+        .map(|one| {
+            assert!(one["calls"].as_u64().unwrap() > 0 && one["shape"] == "cuda:1", "{one:#}");
+            (text(one, "source"), text(one, "workload"), one["size"].as_u64().unwrap())
+        })
+        .collect();
+    for size in [64 << 10, 1 << 20, 16 << 20, 64 << 20] {
+        for (source, workload) in [("tiffin", "put"), ("tiffin", "get"), ("floor", "save"), ("floor", "load")]
+        {
+            assert!(seen.contains(&(source.to_owned(), workload.to_owned(), size)), "{workload} of {size}");
+        }
+    }
+    let table = ran(on_device("cuda", "libtiffin_gpu_standin.so"), b"").text();
+    assert!(table.starts_with("cuda:0 ") && table.contains("of floor") && table.contains(" %"), "{table}");
+}
+
+#[test]
+fn missing_driver_or_device_is_an_error_with_a_hint() {
+    for (device, driver, what) in [
+        ("cuda:0", "no-such-driver.so", "cannot be used"),
+        ("cuda:7", "libtiffin_gpu_standin.so", "no device cuda:7: the CUDA driver has 2"),
+    ] {
+        let mut command = on_device(device, driver);
+        command.arg("--json");
+        let error = ran(command, b"").error();
+        let text = error["message"].as_str().unwrap();
+        assert!(text.contains(what), "{error:#}");
+        assert!(error["hint"].as_str().unwrap().contains("tiffin doctor"), "{error:#}");
+    }
+    for (device, more) in [("gpu", vec![]), ("cuda:x", vec![]), ("cuda:0", vec!["--shape", "tcp"])] {
+        let mut command = on_device(device, "libtiffin_gpu_standin.so");
+        command.args(more);
+        assert_eq!(ran(command, b"").status, Some(2), "{device}");
+    }
+}
