@@ -81,8 +81,9 @@ fn store_with_certificates_of_one_command_speaks_only_tls() {
         master.address(),
     ]);
     let refused = ran(plain, b"");
-    // The log is there, too.
-    let error: serde_json::Value = serde_json::from_str(refused.stderr.lines().last().unwrap()).unwrap();
+    // The log is there, too, and may go on after the error.
+    let error = refused.stderr.lines().rev().find(|it| it.starts_with('{')).expect("an error in JSON");
+    let error: serde_json::Value = serde_json::from_str(error).unwrap();
     let error = &error["error"];
     assert!(error["message"].as_str().unwrap().contains("it accepts only TLS"), "{error}");
     drop((node, master));
