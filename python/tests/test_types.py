@@ -123,6 +123,7 @@ def test_prefetch_all_includes_every_key():
         "Lease",
         "MappedArray",
         "Prefetch",
+        "QueuedGet",
         "Reservation",
         "Store",
         "View",
