@@ -149,7 +149,7 @@ def story():
 
 
 def hosts():
-    """Host pages of the caller: not aligned, and pinned by somebody else."""
+    """Host pages of the caller: not aligned, and pinned by the program."""
     driver = Driver()
     size = sum(SHAPES[1])
     room = np.zeros(33 * size, np.uint8)
