@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use pyo3::prelude::*;
-use tiffin_client::{Client, ConnectOptions};
+use tiffin_client::{Client, ConnectOptions, EtcdAccess};
 use tiffin_embedded::EmbeddedError;
 use tiffin_server::config::SsdConfig;
 use tiffin_server::{Embedded, NodeConfig, TlsFiles};
@@ -16,10 +16,12 @@ use crate::{errors, keys, promise, trace};
 
 /// The CA of servers, and the certificate of this client with its key.
 type Files = (Option<PathBuf>, Option<PathBuf>, Option<PathBuf>);
+/// The same for etcd, and the file with the credentials.
+type EtcdFiles = (Option<PathBuf>, Option<PathBuf>, Option<PathBuf>, Option<PathBuf>);
 
 /// Connects to a store inside this process if no address is given, otherwise to the cluster of that master.
 #[pyfunction]
-#[pyo3(signature = (address, *, memory, ssd, namespace, token, tls, shared_memory, timeout, is_async))]
+#[pyo3(signature = (address, *, memory, ssd, namespace, token, tls, etcd, shared_memory, timeout, is_async))]
 #[expect(clippy::too_many_arguments, reason = "the package passes them by name and sets their defaults")]
 pub(crate) fn connect<'py>(
     py: Python<'py>,
@@ -29,6 +31,7 @@ pub(crate) fn connect<'py>(
     namespace: Option<String>,
     token: Option<String>,
     tls: Files,
+    etcd: EtcdFiles,
     shared_memory: bool,
     timeout: &Any<'py>,
     is_async: bool,
@@ -40,6 +43,7 @@ pub(crate) fn connect<'py>(
     options.namespace = namespace.unwrap_or(options.namespace);
     options.token = token.unwrap_or_default();
     options.tls = TlsFiles { ca: tls.0, cert: tls.1, key: tls.2, client_ca: None };
+    options.etcd = EtcdAccess { ca: etcd.0, cert: etcd.1, key: etcd.2, credentials: etcd.3 };
     options.trace = trace::settings(py)?;
     let is_embedded = address.is_none();
     let ssd = ssd.iter().map(|text| text.parse()).collect::<Result<Vec<SsdConfig>, _>>();

@@ -228,6 +228,7 @@ def _arguments(
         "namespace": _settings.text(namespace, _settings.NAMESPACE),
         "token": _settings.token(token),
         "tls": (None, None, None) if address is None else _settings.tls(*tls),
+        "etcd": _settings.etcd(),
         "shared_memory": _settings.switch(shared_memory, _settings.SHARED_MEMORY),
         "timeout": _settings.seconds(timeout, _settings.TIMEOUT),
     }

@@ -597,6 +597,7 @@ def connect(
     namespace: str | None,
     token: str | None,
     tls: tuple[str | None, str | None, str | None],
+    etcd: tuple[str | None, str | None, str | None, str | None],
     shared_memory: bool,
     timeout: float,
     is_async: bool,

@@ -25,6 +25,14 @@ TLS_CA = "TIFFIN_TLS_CA"
 TLS_CERT = "TIFFIN_TLS_CERT"
 #: Its key.
 TLS_KEY = "TIFFIN_TLS_KEY"
+#: The CA of etcd; with one, etcd is reached with TLS.
+ETCD_CA = "TIFFIN_ETCD_CA"
+#: The certificate that etcd is shown.
+ETCD_CERT = "TIFFIN_ETCD_CERT"
+#: Its key.
+ETCD_KEY = "TIFFIN_ETCD_KEY"
+#: A file with user and password of etcd, as `NAME:PASSWORD`.
+ETCD_CREDENTIALS_FILE = "TIFFIN_ETCD_CREDENTIALS_FILE"
 #: The namespace of all keys. Unset: `default`.
 NAMESPACE = "TIFFIN_NAMESPACE"
 #: `on` or `off`: whether memory of this host may be mapped. Unset: `on`.
@@ -122,6 +130,12 @@ def tls(
     found = (text(None, TLS_CA) if ca is None else ca, cert, key)
     first, second, third = (None if it is None else os.fspath(it) for it in found)
     return first, second, third
+
+
+def etcd() -> tuple[str | None, str | None, str | None, str | None]:
+    """The files for connections to etcd, where the address is one of etcd."""
+    ca, cert, key = text(None, ETCD_CA), text(None, ETCD_CERT), text(None, ETCD_KEY)
+    return ca, cert, key, text(None, ETCD_CREDENTIALS_FILE)
 
 
 def switch(given: bool | None, variable: str) -> bool:

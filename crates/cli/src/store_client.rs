@@ -33,6 +33,7 @@ impl StoreClient {
         let options = ConnectOptions {
             token: config.token,
             tls: config.tls,
+            etcd: config.etcd,
             namespace: config.namespace.clone(),
             label: format!("tiffin, process {}", std::process::id()),
             shared_memory: config.shared_memory,

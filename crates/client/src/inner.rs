@@ -119,7 +119,7 @@ impl Inner {
     pub(crate) async fn connect(
         options: ConnectOptions,
     ) -> Result<(Arc<Self>, mpsc::UnboundedReceiver<Chore>), Error> {
-        let masters: Masters = options.address.parse()?;
+        let masters = options.address.parse::<Masters>()?.with_etcd(&options.etcd)?;
         let tls = TlsClient::open(&options.tls).map_err(Error::invalid)?;
         // The attempt ends by itself after `connect_time`, and its error says how far it got.
         let deadline = Deadline::after(options.connect_time.saturating_add(ATTEMPT_GRACE));

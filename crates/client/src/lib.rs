@@ -146,7 +146,7 @@ pub use reserved::{Reserved, SpaceRequest};
 pub use sample::{SamplePut, SampleRef, TensorRef};
 pub use stream::{Pull, Pulled, StreamEnd, StreamPage};
 pub use tiffin_measure::{self as measure, Measures, Operation, Path};
-pub use tiffin_rpc::{Blocking, with_blocking};
+pub use tiffin_rpc::{Blocking, EtcdAccess, with_blocking};
 pub use tiffin_trace as trace;
 pub use tiffin_transport::checksum::checksum;
 pub use tiffin_transport::{

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use tiffin_rpc::EtcdAccess;
 use tiffin_tls::TlsFiles;
 use tiffin_trace::TracerSettings;
 use tiffin_transport::local::LocalDisk;
@@ -106,6 +107,8 @@ pub struct ConnectOptions {
     /// With a CA, TCP connections are encrypted, and lead only to servers whose certificate it has signed.
     /// The certificate is shown to servers that ask. The files are read again when they change.
     pub tls: TlsFiles,
+    /// How etcd is reached, if the master is found there.
+    pub etcd: EtcdAccess,
     /// The namespace of all keys.
     pub namespace: String,
     /// A readable name, shown in lists of clients.
@@ -135,6 +138,7 @@ impl ConnectOptions {
             address: address.into(),
             token: String::new(),
             tls: TlsFiles::default(),
+            etcd: EtcdAccess::default(),
             namespace: NAMESPACE_DEFAULT.to_owned(),
             label: format!("process {}", std::process::id()),
             shared_memory: true,

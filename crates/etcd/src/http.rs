@@ -1,14 +1,17 @@
 //! One endpoint: HTTP/1.1 connections that are kept for the next request.
 
+use std::error::Error;
+use std::io;
 use std::sync::{Mutex, PoisonError};
 
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::body::Bytes;
 use hyper::client::conn::http1::{self, SendRequest};
-use hyper::header::{CONTENT_TYPE, HOST};
+use hyper::header::{AUTHORIZATION, CONTENT_TYPE, HOST};
 use hyper::{Method, Request};
 use hyper_util::rt::TokioIo;
 use serde::Deserialize;
+use tiffin_tls::{AnyStream, TlsClient, TlsError, TlsStream, host_of};
 use tokio::net::TcpStream;
 use tokio::time::{Instant, timeout_at};
 
@@ -22,13 +25,27 @@ const IDLE_MAX: usize = 8;
 /// exhausted, aborted, unavailable.
 const AGAIN: [i64; 6] = [1, 2, 4, 8, 10, 14];
 
+/// What an HTTPS server written in Go answers to plain HTTP.
+const WANTS_TLS: &[u8] = b"HTTP request to an HTTPS server";
+
 type Sender = SendRequest<Full<Bytes>>;
 
 /// An address and its open connections.
 #[derive(Debug)]
 pub(crate) struct Endpoint {
     address: String,
+    tls: Option<TlsClient>,
     idle: Mutex<Vec<Sender>>,
+}
+
+/// What is posted.
+#[derive(Clone)]
+pub(crate) struct Post<'a> {
+    /// The path below `/v3/`.
+    pub(crate) path: &'a str,
+    /// The token of the user; empty for none.
+    pub(crate) token: &'a str,
+    pub(crate) body: Bytes,
 }
 
 #[derive(Deserialize)]
@@ -42,8 +59,8 @@ struct Refusal {
 }
 
 impl Endpoint {
-    pub(crate) fn new(address: &str) -> Self {
-        Self { address: address.to_owned(), idle: Mutex::default() }
+    pub(crate) fn new(address: &str, tls: Option<TlsClient>) -> Self {
+        Self { address: address.to_owned(), tls, idle: Mutex::default() }
     }
 
     pub(crate) fn address(&self) -> &str {
@@ -52,23 +69,21 @@ impl Endpoint {
 
     /// Posts a request and returns the body of the answer. A connection that broke while it was idle is
     /// replaced once.
-    pub(crate) async fn post(&self, path: &str, body: Vec<u8>, until: Instant) -> Result<Bytes, Failure> {
+    pub(crate) async fn post(&self, post: Post<'_>, until: Instant) -> Result<Bytes, Failure> {
         let again = |why: &str| Failure::Again(format!("`{}`: {why}", self.address));
-        let body = Bytes::from(body);
         let exchange = async {
             let kept = self.lock().pop();
             if let Some(sender) = kept
-                && let Ok(answer) = self.exchange(sender, path, body.clone()).await
+                && let Ok(answer) = self.exchange(sender, &post).await
             {
                 return Ok(answer);
             }
-            let stream = TcpStream::connect(&self.address).await.map_err(|it| again(&it.to_string()))?;
-            stream.set_nodelay(true).map_err(|it| again(&it.to_string()))?;
+            let stream = self.connect().await.map_err(|it| self.failure(&it))?;
             let opened = http1::handshake(TokioIo::new(stream)).await;
-            let (sender, connection) = opened.map_err(|it| again(&it.to_string()))?;
+            let (sender, connection) = opened.map_err(|it| self.failure(&it))?;
             // It ends with the sender.
             tokio::spawn(connection);
-            self.exchange(sender, path, body.clone()).await.map_err(|it| again(&it))
+            self.exchange(sender, &post).await
         };
         let (is_good, answer) = match timeout_at(until, exchange).await {
             Ok(answer) => answer?,
@@ -79,28 +94,57 @@ impl Endpoint {
         }
         match serde_json::from_slice::<Refusal>(&answer) {
             Ok(it) if !AGAIN.contains(&it.code) => {
-                Err(Failure::Final(if it.message.is_empty() { it.error } else { it.message }))
+                let message = if it.message.is_empty() { it.error } else { it.message };
+                Err(Failure::Final { code: it.code, message })
             }
             Ok(it) => Err(again(&it.message)),
+            Err(_) if answer.windows(WANTS_TLS.len()).any(|it| it == WANTS_TLS) => {
+                Err(Failure::Tls(self.address.clone(), TlsError::Wanted))
+            }
             Err(_) => Err(again("the answer is not that of etcd")),
         }
     }
 
+    async fn connect(&self) -> io::Result<Box<dyn AnyStream>> {
+        let stream = TcpStream::connect(&self.address).await?;
+        stream.set_nodelay(true)?;
+        Ok(match &self.tls {
+            None => Box::new(stream),
+            Some(tls) => Box::new(TlsStream::shake(stream, tls.session(host_of(&self.address))?).await?),
+        })
+    }
+
+    /// The failure of a connection. In TLS 1.3 a server refuses a certificate after the handshake, so it may
+    /// be behind any error.
+    fn failure(&self, error: &(dyn Error + 'static)) -> Failure {
+        let mut cause = Some(error);
+        while let Some(it) = cause {
+            if let Some(tls) = it.downcast_ref().and_then(TlsError::of).filter(|it| it.is_final()) {
+                return Failure::Tls(self.address.clone(), tls.clone());
+            }
+            cause = it.source();
+        }
+        Failure::Again(format!("`{}`: {error}", self.address))
+    }
+
     /// Whether the status says success, and the answer.
-    async fn exchange(&self, mut sender: Sender, path: &str, body: Bytes) -> Result<(bool, Bytes), String> {
-        let fail = |error: hyper::Error| error.to_string();
-        let request = Request::builder()
+    async fn exchange(&self, mut sender: Sender, post: &Post<'_>) -> Result<(bool, Bytes), Failure> {
+        let fail = |error: hyper::Error| self.failure(&error);
+        let mut request = Request::builder()
             .method(Method::POST)
-            .uri(format!("/v3/{path}"))
+            .uri(format!("/v3/{}", post.path))
             .header(HOST, &self.address)
-            .header(CONTENT_TYPE, "application/json")
-            .body(Full::new(body))
-            .map_err(|it| it.to_string())?;
+            .header(CONTENT_TYPE, "application/json");
+        if !post.token.is_empty() {
+            request = request.header(AUTHORIZATION, post.token);
+        }
+        let request = request.body(Full::new(post.body.clone()));
+        let request = request.map_err(|it| Failure::Again(format!("`{}`: {it}", self.address)))?;
         sender.ready().await.map_err(fail)?;
         let response = sender.send_request(request).await.map_err(fail)?;
         let is_good = response.status().is_success();
         let body = Limited::new(response.into_body(), ANSWER_BYTES_MAX).collect().await;
-        let body = body.map_err(|it| it.to_string())?.to_bytes();
+        let body = body.map_err(|it| self.failure(&*it))?.to_bytes();
         let mut idle = self.lock();
         if idle.len() < IDLE_MAX {
             idle.push(sender);

@@ -7,17 +7,24 @@
 //! **Invariant:** every call ends at its deadline. A call that fails on one endpoint is repeated on the next
 //! one, so a transaction may be applied twice: its comparisons must make the second time harmless.
 
+mod access;
 mod http;
 pub mod leader;
 mod messages;
 
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
+use hyper::body::Bytes;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+use tiffin_tls::{TlsError, TlsFileError};
 use tokio::time::{Instant, sleep_until};
 
+use http::{Endpoint, Post};
+
+pub use access::EtcdAccess;
 pub use messages::{Get, KeyValue, LeaseId, Op, Outcome, TimeToLive, Txn};
 
 /// How long one endpoint may take for a small request.
@@ -26,6 +33,12 @@ const TRY_TIME: Duration = Duration::from_millis(500);
 const TRY_TIME_PER_MIB: Duration = Duration::from_secs(1);
 /// The pause after all endpoints have failed.
 const ROUND_PAUSE: Duration = Duration::from_millis(50);
+/// The code of gRPC for a token that etcd does not know, or no more.
+const UNAUTHENTICATED: i64 = 16;
+/// The code for arguments that are not valid. etcd also gives it to a request that lacks a token.
+const INVALID_ARGUMENT: i64 = 3;
+/// The code for a request that does not fit the state, such as authentication that is not enabled.
+const FAILED_PRECONDITION: i64 = 9;
 /// The greatest number of endpoints.
 pub const ENDPOINTS_MAX: usize = 16;
 
@@ -53,6 +66,26 @@ pub enum EtcdError {
         /// The last failure.
         why: String,
     },
+    /// The files for TLS cannot be used.
+    #[error(transparent)]
+    Files(#[from] TlsFileError),
+    /// No endpoint has a TLS connection with this process, and another attempt would not help.
+    #[error("no TLS connection to etcd at `{endpoint}`: {source}\n\nhint: {}", access::hint(.source))]
+    Tls {
+        /// The endpoint that was tried last.
+        endpoint: String,
+        /// The problem.
+        source: TlsError,
+    },
+    /// The user or the password cannot be used.
+    #[error(
+        "the credentials for etcd cannot be used: {what}\n\nhint: write `NAME:PASSWORD` of a user of etcd \
+         into the file `etcd_credentials_file`; `etcdctl user list` shows the users"
+    )]
+    Credentials {
+        /// What is wrong with them.
+        what: String,
+    },
     /// etcd refused the call.
     #[error("etcd refused a call: {message}\n\nhint: look at the log of etcd")]
     Refused {
@@ -67,37 +100,83 @@ enum Failure {
     /// Another endpoint, or another try, may succeed.
     Again(String),
     /// etcd has decided.
-    Final(String),
+    Final { code: i64, message: String },
+    /// This endpoint and this process do not accept each other.
+    Tls(String, TlsError),
 }
 
 /// A client of one etcd cluster.
 #[derive(Debug)]
 pub struct Etcd {
-    endpoints: Vec<http::Endpoint>,
+    endpoints: Vec<Endpoint>,
+    access: EtcdAccess,
     /// The endpoint that answered last.
     preferred: AtomicUsize,
+    token: Mutex<Token>,
+}
+
+/// What etcd has given for the credentials.
+#[derive(Clone, Default)]
+enum Token {
+    /// It was not asked yet, or its last token is no longer valid.
+    #[default]
+    None,
+    /// It requires none.
+    Needless,
+    Given(String),
+}
+
+/// Without the token.
+impl std::fmt::Debug for Token {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        out.write_str("Token")
+    }
 }
 
 impl Etcd {
-    /// A client of the endpoints in `text`: `host:port`, separated by commas or semicolons, with or without
-    /// `http://`.
+    /// A client of the endpoints in `text`, without TLS and without a user.
     pub fn new(text: &str) -> Result<Self, EtcdError> {
+        Self::open(text, &EtcdAccess::default())
+    }
+
+    /// A client of the endpoints in `text`: `host:port`, separated by commas or semicolons, with or without
+    /// `http://` or `https://`. With a CA, all of them are reached with TLS, and without one none is.
+    pub fn open(text: &str, access: &EtcdAccess) -> Result<Self, EtcdError> {
+        let addresses = Self::check(text, access)?;
+        let tls = access.tls()?;
+        // A file that is not there is noticed now.
+        access.credentials()?;
+        let endpoints = addresses.iter().map(|it| Endpoint::new(it, tls.clone())).collect();
+        let (access, token) = (access.clone(), Mutex::default());
+        Ok(Self { endpoints, access, preferred: AtomicUsize::new(0), token })
+    }
+
+    /// Refuses what [`Self::open`] would refuse, without reading a file. Returns the addresses.
+    pub fn check(text: &str, access: &EtcdAccess) -> Result<Vec<String>, EtcdError> {
+        access.check()?;
         let fail = |why| EtcdError::Endpoints { text: text.to_owned(), why };
-        let mut endpoints = Vec::new();
+        let mut addresses = Vec::new();
         for part in text.split([',', ';']).map(str::trim).filter(|it| !it.is_empty()) {
-            if part.starts_with("https://") {
-                return Err(fail("TLS is not supported"));
+            let (scheme, part) = part.split_once("://").unwrap_or(("", part));
+            match (scheme, access.ca.is_some()) {
+                ("", _) | ("http", false) | ("https", true) => {}
+                ("http", true) => return Err(fail("`http://` is without TLS, and `etcd_ca` is set")),
+                ("https", false) => return Err(fail("`https://` needs a CA: set `etcd_ca` (`--etcd-ca`)")),
+                _ => return Err(fail("it is neither `http://` nor `https://`")),
             }
-            let part = part.strip_prefix("http://").unwrap_or(part).trim_end_matches('/');
+            let part = part.trim_end_matches('/');
             let (host, port) = part.rsplit_once(':').ok_or_else(|| fail("a port is missing"))?;
             if host.is_empty() || port.parse::<u16>().is_err() || host.contains(['/', ' ', '@']) {
                 return Err(fail("a host or a port is invalid"));
             }
-            endpoints.push(http::Endpoint::new(part));
+            if access.credentials.is_some() && access.ca.is_none() && !is_loopback(host) {
+                return Err(fail("the password would be sent without TLS: set `etcd_ca` (`--etcd-ca`)"));
+            }
+            addresses.push(part.to_owned());
         }
-        match endpoints.len() {
+        match addresses.len() {
             0 => Err(fail("there is none")),
-            1..=ENDPOINTS_MAX => Ok(Self { endpoints, preferred: AtomicUsize::new(0) }),
+            1..=ENDPOINTS_MAX => Ok(addresses),
             _ => Err(fail("there are more than 16")),
         }
     }
@@ -154,31 +233,127 @@ impl Etcd {
     ) -> Result<T, EtcdError> {
         let body = serde_json::to_vec(body).map_err(|it| EtcdError::Refused { message: it.to_string() })?;
         let try_time = TRY_TIME + TRY_TIME_PER_MIB.mul_f64(body.len() as f64 / f64::from(1 << 20));
+        let body = Bytes::from(body);
         loop {
             let first = self.preferred.load(Ordering::Relaxed);
+            let (mut untrusted, mut may_come_back) = (None, false);
             for index in (0..self.endpoints.len()).map(|it| (first + it) % self.endpoints.len()) {
                 let Some(endpoint) = self.endpoints.get(index) else { continue };
                 let until = deadline.min(Instant::now() + try_time);
-                let why = match endpoint.post(path, body.clone(), until).await {
+                let why = match self.post(endpoint, path, body.clone(), until).await? {
                     Ok(bytes) => {
                         self.preferred.store(index, Ordering::Relaxed);
                         return serde_json::from_slice(&bytes).map_err(|_| self.garbled(path));
                     }
-                    Err(Failure::Final(message)) => return Err(EtcdError::Refused { message }),
-                    Err(Failure::Again(why)) => why,
+                    Err(Failure::Final { message, .. }) => return Err(EtcdError::Refused { message }),
+                    Err(Failure::Again(why)) => {
+                        may_come_back = true;
+                        why
+                    }
+                    Err(Failure::Tls(endpoint, source)) => {
+                        let why = format!("`{endpoint}`: {source}");
+                        untrusted = Some((endpoint, source));
+                        why
+                    }
                 };
                 if Instant::now() >= deadline {
                     return Err(EtcdError::Unavailable { endpoints: self.endpoints(), why });
                 }
             }
+            // Where every endpoint has refused for good, there is nothing to wait for.
+            if let Some((endpoint, source)) = untrusted.filter(|_| !may_come_back) {
+                return Err(EtcdError::Tls { endpoint, source });
+            }
             sleep_until(deadline.min(Instant::now() + ROUND_PAUSE)).await;
         }
+    }
+
+    /// Posts with the token of the user, if there is one, which is asked for first and when it is no longer
+    /// valid.
+    async fn post(
+        &self,
+        endpoint: &Endpoint,
+        path: &str,
+        body: Bytes,
+        until: Instant,
+    ) -> Result<Result<Bytes, Failure>, EtcdError> {
+        let mut is_renewed = false;
+        loop {
+            let known = self.token().clone();
+            let token = match known {
+                Token::Given(token) => token,
+                Token::Needless => String::new(),
+                Token::None => match self.authenticate(endpoint, until).await? {
+                    Ok(token) => {
+                        is_renewed = true;
+                        token
+                    }
+                    Err(failure) => return Ok(Err(failure)),
+                },
+            };
+            let posted = endpoint.post(Post { path, token: &token, body: body.clone() }, until).await;
+            let is_unknown = |it: &Failure| match it {
+                Failure::Final { code: UNAUTHENTICATED, .. } => true,
+                Failure::Final { code: INVALID_ARGUMENT, message } => {
+                    message.contains("user name is empty") || message.contains("auth store is old")
+                }
+                _ => false,
+            };
+            match posted {
+                Err(failure) if is_unknown(&failure) && !is_renewed && self.access.credentials.is_some() => {
+                    *self.token() = Token::None;
+                }
+                posted => return Ok(posted),
+            }
+        }
+    }
+
+    /// Asks for a token; an empty one if none is needed.
+    async fn authenticate(
+        &self,
+        endpoint: &Endpoint,
+        until: Instant,
+    ) -> Result<Result<String, Failure>, EtcdError> {
+        let Some(credentials) = self.access.credentials()? else {
+            *self.token() = Token::Needless;
+            return Ok(Ok(String::new()));
+        };
+        let body = serde_json::to_vec(&credentials);
+        let body = body.map_err(|_| EtcdError::Credentials { what: "they are not text".to_owned() })?;
+        let post = Post { path: "auth/authenticate", token: "", body: Bytes::from(body) };
+        let token = match endpoint.post(post, until).await {
+            Ok(answer) => {
+                let answer: Result<access::Authenticated, _> = serde_json::from_slice(&answer);
+                Token::Given(answer.map_err(|_| self.garbled("an authentication"))?.token)
+            }
+            // Where etcd has no users, its token is not required.
+            Err(Failure::Final { code: FAILED_PRECONDITION, .. }) => Token::Needless,
+            Err(Failure::Final { message, .. }) => return Err(EtcdError::Credentials { what: message }),
+            Err(failure) => return Ok(Err(failure)),
+        };
+        *self.token() = token.clone();
+        Ok(Ok(match token {
+            Token::Given(token) => token,
+            Token::None | Token::Needless => String::new(),
+        }))
+    }
+
+    fn token(&self) -> std::sync::MutexGuard<'_, Token> {
+        self.token.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn garbled(&self, what: &str) -> EtcdError {
         EtcdError::Refused { message: format!("the answer to {what} is not that of etcd") }
     }
 }
+
+fn is_loopback(host: &str) -> bool {
+    let ip = host.trim_start_matches('[').trim_end_matches(']').parse::<std::net::IpAddr>();
+    host.eq_ignore_ascii_case("localhost") || ip.is_ok_and(|it| it.is_loopback())
+}
+
+#[cfg(test)]
+mod secure_tests;
 
 #[cfg(test)]
 mod tests {
@@ -195,7 +370,7 @@ mod tests {
         }
         let most = vec!["a:1"; ENDPOINTS_MAX].join(",");
         assert!(Etcd::new(&most).is_ok());
-        for text in ["", ",", "a", "a:x", ":1", "https://a:1", "a/b:1", &format!("{most},a:1")] {
+        for text in ["", ",", "a", "a:x", ":1", "https://a:1", "ftp://a:1", "a/b:1", &format!("{most},a:1")] {
             let message = Etcd::new(text).unwrap_err().to_string();
             assert!(message.contains("hint: write `host:2379`"), "{message}");
         }

@@ -37,6 +37,7 @@ use tiffin_proto::codec::EncodeError;
 use tiffin_proto::frame::FrameError;
 use tiffin_types::message::{Reason, Refusal};
 
+pub use tiffin_etcd::EtcdAccess;
 pub use tiffin_tls::{ClientCertificates, TlsClient, TlsError, TlsFileError, TlsFiles, TlsServer};
 
 pub use address::{Address, AddressError};

@@ -13,8 +13,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use tiffin_etcd::Etcd;
 use tiffin_etcd::leader::{CLUSTER_DEFAULT, Keys};
+use tiffin_etcd::{Etcd, EtcdAccess};
 use tiffin_types::message::{Hello, Reason};
 use tiffin_types::{ClientId, NAMESPACE_DEFAULT};
 use tokio::task::JoinSet;
@@ -67,6 +67,16 @@ impl Masters {
             Source::Listed(addresses) => addresses.first().filter(|_| addresses.len() == 1),
             Source::Etcd(..) => None,
         }
+    }
+
+    /// Reaches etcd with these files, if the masters are found there.
+    pub fn with_etcd(self, access: &EtcdAccess) -> Result<Self, MastersError> {
+        let Source::Etcd(etcd, keys) = &self.source else { return Ok(self) };
+        let etcd = Etcd::open(&etcd.endpoints(), access).map_err(|error| MastersError {
+            text: self.text.clone(),
+            why: error.to_string().lines().next().unwrap_or_default().to_owned(),
+        })?;
+        Ok(Self { source: Source::Etcd(Arc::new(etcd), keys.clone()), ..self })
     }
 
     /// An address of a master or of etcd, to find the way to it.
@@ -144,7 +154,10 @@ impl Masters {
             Source::Listed(addresses) => Ok(addresses.clone()),
             Source::Etcd(etcd, keys) => {
                 let until = deadline.min(Instant::now() + TRY_TIME);
-                let leader = etcd.leader(keys, until).await.map_err(|it| none(it.to_string()))?;
+                // The hint is for those who run etcd; the one of this error follows.
+                let first_line = |it: String| it.lines().next().unwrap_or_default().to_owned();
+                let leader = etcd.leader(keys, until).await;
+                let leader = leader.map_err(|it| none(first_line(it.to_string())))?;
                 let (leader, _) = leader.ok_or_else(|| none("etcd knows no leader".to_owned()))?;
                 let addresses: Vec<_> = leader.addresses.iter().filter_map(|it| it.parse().ok()).collect();
                 if addresses.is_empty() {

@@ -25,7 +25,7 @@ pub const DIRECTION: [(&str, &[&str]); 31] = [
     ("tiffin-ssd", &["tiffin-sabotage", "tiffin-throttle"]),
     ("tiffin-tidy", &[]),
     ("tiffin-tls", &[]),
-    ("tiffin-etcd", &[]),
+    ("tiffin-etcd", &["tiffin-tls"]),
     ("tiffin-kv", &["tiffin-sabotage"]),
     ("tiffin-kv-sim", &["tiffin-kv", "tiffin-sim-runner"]),
     ("tiffin-kv-replay", &["tiffin-kv"]),

@@ -133,10 +133,13 @@ impl Open {
         check_protocol(&settings.protocol)?;
         let name = find_name(&settings.local_hostname).await?;
         let master = find_masters(&settings.master, &settings.environment.cluster)?;
+        let master = master.with_etcd(&settings.environment.etcd);
+        let master = master.map_err(|error| Failure::new(codes::INVALID_PARAMS, error.to_string()))?;
         check_metadata(&settings.metadata_server).await?;
         let options = ConnectOptions {
             token: settings.environment.token.clone(),
             tls: settings.environment.tls.clone(),
+            etcd: settings.environment.etcd.clone(),
             shared_memory: settings.environment.shared_memory,
             connect_time: CONNECT_TIME,
             ..ConnectOptions::new(master.to_string())

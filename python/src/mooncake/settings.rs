@@ -8,6 +8,7 @@ use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyDict, PyTuple};
 
+use tiffin_client::EtcdAccess;
 use tiffin_server::TlsFiles;
 use tiffin_server::config::{CommonArgs, Engine};
 use tiffin_server::mooncake::HA_CLUSTER;
@@ -103,6 +104,8 @@ pub(crate) struct Environment {
     pub(crate) access_file: Option<PathBuf>,
     /// With a CA, this client connects with TLS. With a certificate, its own segments accept only TLS.
     pub(crate) tls: TlsFiles,
+    /// How etcd is reached.
+    pub(crate) etcd: EtcdAccess,
     /// The address on which nodes listen, if it is not to follow from the name and the token.
     pub(crate) node_listen: Option<IpAddr>,
     /// The name of the cluster in etcd, if an address of etcd does not name it.
@@ -423,6 +426,12 @@ impl Environment {
                 key: path("TIFFIN_TLS_KEY")?,
                 ca: path("TIFFIN_TLS_CA")?,
                 client_ca: path("TIFFIN_TLS_CLIENT_CA")?,
+            },
+            etcd: EtcdAccess {
+                ca: path("TIFFIN_ETCD_CA")?,
+                cert: path("TIFFIN_ETCD_CERT")?,
+                key: path("TIFFIN_ETCD_KEY")?,
+                credentials: path("TIFFIN_ETCD_CREDENTIALS_FILE")?,
             },
             node_listen: text("TIFFIN_NODE_LISTEN")?.and_then(|it| {
                 let with_port = it.trim().parse::<SocketAddr>().map(|it| it.ip());

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use tiffin_client::{Client, ConnectOptions, Deadline, DeleteOptions, Error, GetOptions, Put};
+use tiffin_client::{Client, Deadline, DeleteOptions, Error, GetOptions, Put};
 use tiffin_types::Key;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep};
@@ -53,7 +53,7 @@ impl Load {
         let mut workers = Vec::new();
         for worker in 0..WORKERS {
             let master = if worker % 2 == 0 { cluster.list() } else { cluster.url() };
-            let client = Client::connect(ConnectOptions::new(master)).await.unwrap();
+            let client = Client::connect(cluster.options(master)).await.unwrap();
             workers.push(tokio::spawn(work(client, worker, Arc::clone(&record), Arc::clone(&stop))));
         }
         Self { record, stop, workers }
@@ -87,7 +87,7 @@ impl Load {
             worker.await.unwrap();
         }
         let mut record = std::mem::take(&mut *self.record.lock().unwrap());
-        let client = Client::connect(ConnectOptions::new(cluster.list())).await.unwrap();
+        let client = Client::connect(cluster.options(cluster.list())).await.unwrap();
         for name in &record.stored {
             match get(&client, name).await {
                 Ok(bytes) if bytes == value(name) => {}

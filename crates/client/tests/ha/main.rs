@@ -13,12 +13,13 @@
 
 mod load;
 mod processes;
+mod users;
 
 use std::time::Duration;
 
 use load::Load;
-use processes::{Cluster, Signal};
-use tiffin_client::{Client, ConnectOptions, Deadline, Put, ResolveOptions};
+use processes::{Cluster, Protection, Signal};
+use tiffin_client::{Client, Deadline, Put, ResolveOptions};
 use tiffin_types::Key;
 use tokio::time::{Instant, sleep};
 
@@ -46,11 +47,14 @@ fn main() {
     };
     let rounds = arguments.next().map_or(1, |it| it.parse().unwrap());
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
-    runtime.block_on(run(&program, rounds));
+    runtime.block_on(async {
+        run(&program, rounds).await;
+        run_protected(&program).await;
+    });
 }
 
 async fn run(program: &str, rounds: usize) {
-    let mut cluster = Cluster::start(program).await;
+    let mut cluster = Cluster::start(program, Protection::None).await;
     let load = Load::start(&cluster).await;
     load.acks_after(Instant::now(), ACKS_AFTER).await;
     let mut rows = Vec::new();
@@ -74,6 +78,27 @@ async fn run(program: &str, rounds: usize) {
     let slow: Vec<_> = rows.iter().filter(|it| it.is_failover && it.gap > FAILOVER_MAX).collect();
     assert!(slow.is_empty(), "a failover took longer than {FAILOVER_MAX:?}: {}", slow[0].fault);
     println!("test several_masters_lose_nothing ... ok");
+}
+
+/// The same with an etcd that requires TLS, certificates and users: a failover, and a member of etcd that has
+/// forgotten the tokens of users.
+async fn run_protected(program: &str) {
+    let mut cluster = Cluster::start(program, Protection::Full).await;
+    cluster.distrust(program).await;
+    let load = Load::start(&cluster).await;
+    load.acks_after(Instant::now(), ACKS_AFTER).await;
+    let mut rows =
+        vec![leader_fault(&mut cluster, &load, "protected etcd: leader killed", Signal::KILL).await];
+    for member in 0..cluster.etcd.len() {
+        rows.push(etcd_killed(&mut cluster, &load, member).await);
+    }
+    let verdict = load.stop_and_verify(&cluster).await;
+    for row in &rows {
+        println!("| {} | {:.2} s | {} |", row.fault, row.gap.as_secs_f64(), row.errors);
+    }
+    println!("\n{}", verdict.summary());
+    verdict.check();
+    println!("test masters_reach_etcd_with_tls_and_a_password ... ok");
 }
 
 /// Waits until another epoch leads and puts are acknowledged again.
@@ -106,9 +131,8 @@ async fn stopped_leader(cluster: &mut Cluster, load: &Load) -> Row {
     let (leader, epoch) = cluster.await_leader().await;
     let key = Key::new(b"fence").unwrap();
     let soon = || Deadline::after(Duration::from_secs(20));
-    let direct = ConnectOptions::new(cluster.masters[leader].address());
-    let direct = Client::connect(direct).await.unwrap();
-    let other = Client::connect(ConnectOptions::new(cluster.list())).await.unwrap();
+    let direct = Client::connect(cluster.options(cluster.masters[leader].address())).await.unwrap();
+    let other = Client::connect(cluster.options(cluster.list())).await.unwrap();
     drop(other.delete(std::slice::from_ref(&key), Default::default(), soon()).await);
     let before = direct.exists(std::slice::from_ref(&key), ResolveOptions::default(), soon()).await;
     assert!(matches!(before.as_slice(), [Ok(false)]), "{before:?}");

@@ -2,20 +2,26 @@
 
 use std::io::{BufRead, BufReader};
 use std::net::TcpListener;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use rustix::process::{Pid, kill_process};
 use tempfile::TempDir;
+use tiffin_client::{ConnectOptions, EtcdAccess};
 use tiffin_etcd::Etcd;
 use tiffin_etcd::leader::Keys;
+use tiffin_tls::ca;
 use tokio::time::{Instant, sleep};
 
 pub(crate) use rustix::process::Signal;
 
+use crate::users;
+
 const CLUSTER: &str = "ha-test";
 const PATIENCE: Duration = Duration::from_secs(60);
+/// How long certificates are valid.
+const VALID: Duration = Duration::from_secs(86_400);
 
 /// A child that is killed at the end.
 pub(crate) struct Process {
@@ -30,7 +36,15 @@ pub(crate) struct Cluster {
     pub(crate) masters: Vec<Process>,
     _nodes: Vec<Process>,
     client: Etcd,
+    access: EtcdAccess,
     folder: TempDir,
+}
+
+/// Whether etcd requires TLS, certificates of its clients and users.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Protection {
+    None,
+    Full,
 }
 
 impl Process {
@@ -74,14 +88,17 @@ impl Drop for Process {
 }
 
 impl Cluster {
-    pub(crate) async fn start(program: &str) -> Self {
+    pub(crate) async fn start(program: &str, protection: Protection) -> Self {
         let folder = TempDir::new().unwrap();
+        let is_open = protection == Protection::None;
+        let access = if is_open { EtcdAccess::default() } else { protect(folder.path()) };
+        let scheme = if is_open { "http" } else { "https" };
         let ports: Vec<_> = (0..3).map(|_| (free_port(), free_port())).collect();
         let peers = ports.iter().enumerate();
         let peers = peers.map(|(n, (_, port))| format!("e{n}=http://127.0.0.1:{port}"));
         let peers = peers.collect::<Vec<_>>().join(",");
         let member = |(n, (port, peer)): (usize, &(u16, u16))| {
-            let (url, peer) = (format!("http://127.0.0.1:{port}"), format!("http://127.0.0.1:{peer}"));
+            let (url, peer) = (format!("{scheme}://127.0.0.1:{port}"), format!("http://127.0.0.1:{peer}"));
             let data = folder.path().join(format!("etcd{n}")).to_string_lossy().into_owned();
             let command = [
                 ("etcd", ""),
@@ -95,17 +112,30 @@ impl Cluster {
                 ("--logger", "zap"),
                 ("--log-level", "warn"),
             ];
-            Process::start(
-                words(&command),
-                format!("127.0.0.1:{port}"),
-                folder.path().join(format!("e{n}.log")),
-            )
+            let mut command = words(&command);
+            if !is_open {
+                let path = |name: &str| folder.path().join("certs").join(name).to_string_lossy().into_owned();
+                command.extend(words(&[
+                    ("--cert-file", &path(ca::SERVER_CERT)),
+                    ("--key-file", &path(ca::SERVER_KEY)),
+                    ("--trusted-ca-file", &path(ca::CA_CERT)),
+                    ("--client-cert-auth", ""),
+                ]));
+            }
+            Process::start(command, format!("127.0.0.1:{port}"), folder.path().join(format!("e{n}.log")))
         };
         let etcd: Vec<_> = ports.iter().enumerate().map(member).collect();
         let endpoints = etcd.iter().map(Process::address).collect::<Vec<_>>().join(",");
-        let client = Etcd::new(&endpoints).unwrap();
         let deadline = Instant::now() + PATIENCE;
+        let before = EtcdAccess { credentials: None, ..access.clone() };
+        let client = Etcd::open(&endpoints, &before).unwrap();
         client.leader(&Keys::new(CLUSTER).unwrap(), deadline).await.expect("etcd is up");
+        if !is_open {
+            users::require(&etcd[0].address, &access).await;
+        }
+        let client = Etcd::open(&endpoints, &access).unwrap();
+        client.leader(&Keys::new(CLUSTER).unwrap(), deadline).await.expect("etcd lets its user in");
+        let flags = flags(&access);
         let mut masters = Vec::new();
         for n in 0..3 {
             let address = format!("127.0.0.1:{}", free_port());
@@ -118,7 +148,8 @@ impl Cluster {
                 ("--cluster", CLUSTER),
             ];
             let log = folder.path().join(format!("master{n}.log"));
-            masters.push(Process::start(words(&command), address.clone(), log));
+            let command = [words(&command), flags.clone()].concat();
+            masters.push(Process::start(command, address.clone(), log));
             masters.last_mut().unwrap().is_up();
         }
         let list = masters.iter().map(Process::address).collect::<Vec<_>>().join(",");
@@ -132,13 +163,42 @@ impl Cluster {
                 ("--name", &format!("node{n}")),
             ];
             nodes.push(Process::start(
-                words(&command),
+                [words(&command), flags.clone()].concat(),
                 String::new(),
                 folder.path().join(format!("node{n}.log")),
             ));
             nodes.last_mut().unwrap().is_up();
         }
-        Self { etcd, masters, _nodes: nodes, client, folder }
+        Self { etcd, masters, _nodes: nodes, client, access, folder }
+    }
+
+    /// How a client connects to these masters.
+    pub(crate) fn options(&self, masters: String) -> ConnectOptions {
+        ConnectOptions { etcd: self.access.clone(), ..ConnectOptions::new(masters) }
+    }
+
+    /// Starts a master that trusts another CA, and waits until its log says so.
+    pub(crate) async fn distrust(&self, program: &str) {
+        let other = self.folder.path().join("others");
+        ca::create(&other, &["127.0.0.1".to_owned()], VALID).unwrap();
+        let ca = Some(other.join(ca::CA_CERT));
+        let log = self.folder.path().join("stranger.log");
+        let endpoints = self.client.endpoints();
+        let command = words(&[
+            (program, "master"),
+            ("--listen", "127.0.0.1:0"),
+            ("--http", "off"),
+            ("--etcd", &endpoints),
+            ("--cluster", CLUSTER),
+        ]);
+        let command = [command, flags(&EtcdAccess { ca, ..self.access.clone() })].concat();
+        let _stranger = Process::start(command, String::new(), log.clone());
+        let deadline = Instant::now() + PATIENCE;
+        let expected = "its certificate is not signed by a CA that this process trusts";
+        while !std::fs::read_to_string(&log).unwrap().contains(expected) {
+            assert!(Instant::now() < deadline, "{}", std::fs::read_to_string(&log).unwrap());
+            sleep(Duration::from_millis(20)).await;
+        }
     }
 
     /// All masters, as a client is given them.
@@ -189,6 +249,35 @@ impl Cluster {
         });
         shown.collect()
     }
+}
+
+/// Makes certificates and a password.
+fn protect(folder: &Path) -> EtcdAccess {
+    let certs = folder.join("certs");
+    ca::create(&certs, &["127.0.0.1".to_owned()], VALID).unwrap();
+    let credentials = folder.join("credentials");
+    std::fs::write(&credentials, format!("{}:{}", users::NAME, users::PASSWORD)).unwrap();
+    EtcdAccess {
+        ca: Some(certs.join(ca::CA_CERT)),
+        cert: Some(certs.join(ca::CLIENT_CERT)),
+        key: Some(certs.join(ca::CLIENT_KEY)),
+        credentials: Some(credentials),
+    }
+}
+
+/// The flags for these files.
+fn flags(access: &EtcdAccess) -> Vec<String> {
+    let EtcdAccess { ca, cert, key, credentials } = access;
+    let named = [
+        ("--etcd-ca", ca),
+        ("--etcd-cert", cert),
+        ("--etcd-key", key),
+        ("--etcd-credentials-file", credentials),
+    ];
+    let given = named
+        .iter()
+        .filter_map(|(flag, path)| Some([(*flag).to_owned(), path.as_ref()?.display().to_string()]));
+    given.flatten().collect()
 }
 
 fn words(pairs: &[(&str, &str)]) -> Vec<String> {

@@ -26,7 +26,8 @@ use toml::de::{DeTable, DeValue};
 use super::nearest::nearest;
 use super::values;
 use super::{
-    ClientArgs, CommonArgs, ConfigError, HaArgs, MasterArgs, NodeArgs, StorageArgs, TierArgs, TlsArgs,
+    ClientArgs, CommonArgs, ConfigError, EtcdArgs, HaArgs, MasterArgs, NodeArgs, StorageArgs, TierArgs,
+    TlsArgs,
 };
 
 /// The maximum length of a settings file.
@@ -39,6 +40,8 @@ pub struct SettingsFile {
     pub common: CommonArgs,
     /// On top too: the files for TLS.
     pub tls: TlsArgs,
+    /// On top too: the files for etcd.
+    pub etcd: EtcdArgs,
     /// Under `[master]`.
     pub master: MasterArgs,
     /// Under `[master]` too: several masters.
@@ -83,6 +86,7 @@ impl SettingsFile {
         Ok(Self {
             common: deserialize(text, path)?,
             tls: deserialize(text, path)?,
+            etcd: deserialize(text, path)?,
             master: table!(master, text, path),
             ha: table!(master, text, path),
             tier: table!(master, text, path),

@@ -2,8 +2,8 @@
 
 use clap::Args;
 use serde::Deserialize;
-use tiffin_etcd::Etcd;
 use tiffin_etcd::leader::{CLUSTER_DEFAULT, Keys};
+use tiffin_etcd::{Etcd, EtcdAccess, EtcdError};
 use tiffin_rpc::Address;
 
 use super::{ConfigError, MasterConfig};
@@ -12,9 +12,9 @@ use super::{ConfigError, MasterConfig};
 #[derive(Clone, Debug, Default, Args, Deserialize)]
 #[serde(default)]
 pub struct HaArgs {
-    /// The client addresses of etcd (3.4 or later), such as `a:2379,b:2379,c:2379`. The master's state is
-    /// then in etcd instead of a folder, and the master is the leader or a standby. Default: none, so that
-    /// there is one master.
+    /// The client addresses of etcd (3.4 or later), such as `a:2379,b:2379,c:2379` or `https://a:2379`; with
+    /// TLS, if `etcd_ca` is set. The master's state is then in etcd instead of a folder, and the master is
+    /// the leader or a standby. Default: none, so that there is one master.
     #[arg(long, env = "TIFFIN_MASTER_ETCD", value_name = "ADDRESSES")]
     pub etcd: Option<String>,
 
@@ -33,6 +33,8 @@ pub struct HaArgs {
 pub struct HaConfig {
     /// See [`HaArgs::etcd`].
     pub etcd: String,
+    /// How etcd is reached.
+    pub access: EtcdAccess,
     /// See [`HaArgs::cluster`].
     pub cluster: String,
     /// See [`HaArgs::master_advertise`].
@@ -41,10 +43,11 @@ pub struct HaConfig {
 
 impl HaArgs {
     /// Flags and environment first, then the file; `None` if there is one master.
-    pub(super) fn over(self, said: Self) -> Option<HaConfig> {
+    pub(super) fn over(self, said: Self, access: EtcdAccess) -> Option<HaConfig> {
         let etcd = self.etcd.or(said.etcd)?;
         let cluster = self.cluster.or(said.cluster).unwrap_or_else(|| CLUSTER_DEFAULT.to_owned());
-        Some(HaConfig { etcd, cluster, advertise: self.master_advertise.or(said.master_advertise) })
+        let advertise = self.master_advertise.or(said.master_advertise);
+        Some(HaConfig { etcd, access, cluster, advertise })
     }
 }
 
@@ -57,7 +60,10 @@ impl HaConfig {
             why: error.lines().next().unwrap_or_default().to_owned(),
             hint: "write `--etcd host:2379,host:2379 --cluster NAME`".to_owned(),
         };
-        Etcd::new(&self.etcd).map_err(|it| refuse("etcd", &self.etcd, it.to_string()))?;
+        match Etcd::check(&self.etcd, &self.access) {
+            Err(EtcdError::Files(error)) => return Err(error.into()),
+            checked => checked.map_err(|it| refuse("etcd", &self.etcd, it.to_string()))?,
+        };
         Keys::new(&self.cluster).map_err(|it| refuse("cluster", &self.cluster, it.to_string()))?;
         let is_wildcard = |it: &Address| match it {
             Address::Tcp { host, .. } => host.parse().is_ok_and(|it: std::net::IpAddr| it.is_unspecified()),

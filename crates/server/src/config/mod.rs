@@ -8,6 +8,7 @@
 //! `…Args` are the settings as given; each may be missing. `…Config` are the same settings after the
 //! checks: complete and valid.
 
+mod etcd;
 mod file;
 mod ha;
 pub mod nearest;
@@ -25,7 +26,7 @@ use std::time::Duration;
 use bytesize::ByteSize;
 use clap::{Args, ValueEnum};
 use serde::Deserialize;
-use tiffin_rpc::{Address, Masters};
+use tiffin_rpc::{Address, EtcdAccess, Masters};
 use tiffin_tls::TlsFiles;
 use tiffin_trace::Endpoint;
 use tiffin_transport::layout::DATA_BYTES_MAX;
@@ -33,6 +34,7 @@ use tiffin_types::NAMESPACE_DEFAULT;
 
 use crate::events::EventsConfig;
 
+pub use etcd::EtcdArgs;
 pub use file::SettingsFile;
 pub use ha::{HaArgs, HaConfig};
 pub use storage::{PoolEnd, StorageArgs};
@@ -100,6 +102,11 @@ pub struct CommonArgs {
     #[command(flatten)]
     #[serde(skip)]
     pub tls: TlsArgs,
+
+    /// The files for etcd.
+    #[command(flatten)]
+    #[serde(skip)]
+    pub etcd: EtcdArgs,
 
     /// The lowest level that is logged: `error`, `warn`, `info`, `debug`, `trace`, or filters such as
     /// `info,tiffin_server=debug`. Default: `info` for a master or a node, `warn` for
@@ -500,6 +507,8 @@ pub struct ClientConfig {
     pub token: String,
     /// See [`TlsArgs`].
     pub tls: TlsFiles,
+    /// See [`EtcdArgs`].
+    pub etcd: EtcdAccess,
 }
 
 /// The settings of the log.
@@ -533,6 +542,7 @@ impl CommonArgs {
             (args.token, args.token_file) = (said.token, said.token_file);
         }
         args.tls = args.tls.over(file.tls.clone());
+        args.etcd = args.etcd.over(file.etcd.clone());
         Ok((args, file))
     }
 
@@ -554,7 +564,7 @@ impl MasterArgs {
         fill!(args from said: lease_ttl, lease_mode, lease_grace, silence, away);
         fill!(args from said: soft_pin_ttl, evict_soft_pinned, slow);
         let listen = args.listen.unwrap_or_else(|| fixed(LISTEN_DEFAULT));
-        let ha = args.ha.over(file.ha.clone());
+        let ha = args.ha.over(file.ha.clone(), common.etcd.access());
         let state_dir = match args.state_dir {
             Some(folder) => Some(folder),
             None if ha.is_some() || takes_any_port(&listen) => None,
@@ -598,7 +608,7 @@ impl NodeArgs {
         fill!(args from said: master, listen, data_listen);
         let is_pool_said = storage.pool.is_some();
         let mut config = NodeConfig {
-            master: args.master.unwrap_or_else(|| fixed(LISTEN_DEFAULT).into()),
+            master: common.etcd.masters(args.master)?,
             listen: Some(args.listen.unwrap_or_else(|| fixed(NODE_LISTEN_DEFAULT))),
             data_listen: args.data_listen,
             ..storage.node(common)?
@@ -637,12 +647,13 @@ impl ClientArgs {
         let (mut args, said) = (self, file.client.clone());
         fill!(args from said: master, namespace, timeout, shared_memory);
         let config = ClientConfig {
-            master: args.master.unwrap_or_else(|| fixed(LISTEN_DEFAULT).into()),
+            master: common.etcd.masters(args.master)?,
             namespace: args.namespace.unwrap_or_else(|| NAMESPACE_DEFAULT.to_owned()),
             timeout: args.timeout.unwrap_or(TIMEOUT_DEFAULT),
             shared_memory: args.shared_memory.unwrap_or(Switch::On) == Switch::On,
             token: common.token()?,
             tls: common.tls.files()?,
+            etcd: common.etcd.access(),
         };
         check_duration("timeout", config.timeout, Duration::from_millis(1), "10s")?;
         Ok(config)

@@ -104,7 +104,7 @@ pub(crate) struct HaStat {
 impl Ha {
     pub(super) fn new(config: &HaConfig, addresses: Vec<String>) -> Result<Self, EtcdError> {
         Ok(Self {
-            etcd: Etcd::new(&config.etcd)?,
+            etcd: Etcd::open(&config.etcd, &config.access)?,
             keys: Keys::new(&config.cluster)?,
             addresses,
             election: Mutex::new(Election::new(ElectionConfig::default())),
@@ -502,7 +502,8 @@ mod tests {
 
     /// A standby whose etcd never answers.
     fn standby() -> (Shared, Arc<Ha>) {
-        let config = HaConfig { etcd: "127.0.0.1:1".to_owned(), cluster: "c".to_owned(), advertise: None };
+        let (etcd, access) = ("127.0.0.1:1".to_owned(), Default::default());
+        let config = HaConfig { etcd, access, cluster: "c".to_owned(), advertise: None };
         let ha = Arc::new(Ha::new(&config, Vec::new()).unwrap());
         let config = MasterConfig { ha: Some(config), ..MasterConfig::default() };
         let store = Some(Store::Etcd(Arc::clone(&ha)));

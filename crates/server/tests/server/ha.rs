@@ -51,7 +51,8 @@ impl StandIn {
     }
 
     async fn master(&self) -> MasterServer {
-        let ha = HaConfig { etcd: self.address.clone(), cluster: "c".to_owned(), advertise: None };
+        let (etcd, access) = (self.address.clone(), Default::default());
+        let ha = HaConfig { etcd, access, cluster: "c".to_owned(), advertise: None };
         start_master(MasterConfig { ha: Some(ha), http: Some(any_port()), ..MasterConfig::default() }).await
     }
 
