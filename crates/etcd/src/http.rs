@@ -15,7 +15,7 @@ use tiffin_tls::{AnyStream, TlsClient, TlsError, TlsStream, host_of};
 use tokio::net::TcpStream;
 use tokio::time::{Instant, timeout_at};
 
-use crate::Failure;
+use crate::{Failure, INVALID_ARGUMENT};
 
 /// The longest answer. A value has at most 1.5 MiB, and base64 adds a third.
 const ANSWER_BYTES_MAX: usize = 8 << 20;
@@ -27,6 +27,11 @@ const AGAIN: [i64; 6] = [1, 2, 4, 8, 10, 14];
 
 /// What an HTTPS server written in Go answers to plain HTTP.
 const WANTS_TLS: &[u8] = b"HTTP request to an HTTPS server";
+
+const NAMELESS: &str = "while etcd has users, it takes no certificate with a CommonName: show one without, \
+    as `tiffin certs` makes them, or none";
+/// What etcd answers to a certificate with a CommonName while it has users.
+const COMMON_NAME: &[u8] = b"CommonName of client";
 
 type Sender = SendRequest<Full<Bytes>>;
 
@@ -100,6 +105,9 @@ impl Endpoint {
             Ok(it) => Err(again(&it.message)),
             Err(_) if answer.windows(WANTS_TLS.len()).any(|it| it == WANTS_TLS) => {
                 Err(Failure::Tls(self.address.clone(), TlsError::Wanted))
+            }
+            Err(_) if answer.starts_with(COMMON_NAME) => {
+                Err(Failure::Final { code: INVALID_ARGUMENT, message: NAMELESS.to_owned() })
             }
             Err(_) => Err(again("the answer is not that of etcd")),
         }

@@ -62,8 +62,13 @@ impl StandIn {
 }
 
 /// As a server in Go does that expects TLS.
-async fn refuse_plain(mut stream: tokio::net::TcpStream) {
-    let text = "HTTP/1.0 400 Bad Request\r\n\r\nClient sent an HTTP request to an HTTPS server.\n";
+async fn refuse_plain(stream: tokio::net::TcpStream) {
+    refuse(stream, "Client sent an HTTP request to an HTTPS server.\n").await;
+}
+
+/// Refuses a request in a text.
+async fn refuse(mut stream: tokio::net::TcpStream, why: &str) {
+    let text = format!("HTTP/1.0 400 Bad Request\r\n\r\n{why}");
     let _request = stream.read(&mut [0; 1 << 12]).await;
     let _gone = stream.write_all(text.as_bytes()).await;
     let _gone = stream.shutdown().await;
@@ -237,6 +242,17 @@ async fn connections_that_cannot_be_trusted_end_with_the_reason() {
     // Where another endpoint is good, that one is used.
     let etcd = Etcd::open(&format!("{plain},{open}"), &client(&certs, false)).unwrap();
     assert_eq!(call(&etcd).await.unwrap().revision, 7);
+}
+
+#[tokio::test]
+async fn certificates_with_a_common_name_are_refused_with_the_reason() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let etcd = Etcd::new(&listener.local_addr().unwrap().to_string()).unwrap();
+    let why =
+        "CommonName of client sending a request against gateway will be ignored and not used as expected\n";
+    tokio::spawn(async move { refuse(listener.accept().await.unwrap().0, why).await });
+    let error = call(&etcd).await.unwrap_err().to_string();
+    assert!(error.contains("no certificate with a CommonName"), "{error}");
 }
 
 #[test]

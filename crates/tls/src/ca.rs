@@ -240,7 +240,13 @@ impl Authority {
             return Err(CaError::Host(host.clone()));
         }
         let mut params = CertificateParams::new(hosts.to_vec())?;
-        params.distinguished_name.push(DnType::CommonName, name);
+        params.distinguished_name = rcgen::DistinguishedName::new();
+        // etcd with users takes no client that has a CommonName.
+        let title = match purpose {
+            Purpose::Server(_) => DnType::CommonName,
+            Purpose::Client => DnType::OrganizationName,
+        };
+        params.distinguished_name.push(title, name);
         params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
         params.extended_key_usages = purposes;
         params.use_authority_key_identifier_extension = true;
