@@ -185,6 +185,8 @@ def connect(
     apply, and then the defaults: `namespace` TIFFIN_NAMESPACE (`default`), `token` TIFFIN_TOKEN or
     the content of TIFFIN_TOKEN_FILE, `tls_ca`, `tls_cert` and `tls_key` TIFFIN_TLS_CA, TIFFIN_TLS_CERT and
     TIFFIN_TLS_KEY, `shared_memory` TIFFIN_CLIENT_SHARED_MEMORY (`on`), `timeout` TIFFIN_TIMEOUT (`10s`).
+    For an address of etcd, TIFFIN_ETCD_CA, TIFFIN_ETCD_CERT, TIFFIN_ETCD_KEY and TIFFIN_ETCD_CREDENTIALS_FILE
+    name the files for connections to it.
     TIFFIN_TRACE_ENDPOINT names the collector of spans, and OTEL_SERVICE_NAME this process in them: see
     `tiffin.trace`.
 
