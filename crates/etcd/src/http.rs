@@ -28,10 +28,11 @@ const AGAIN: [i64; 6] = [1, 2, 4, 8, 10, 14];
 /// What an HTTPS server written in Go answers to plain HTTP.
 const WANTS_TLS: &[u8] = b"HTTP request to an HTTPS server";
 
-const NAMELESS: &str = "while etcd has users, it takes no certificate with a CommonName: show one without, \
-    as `tiffin certs` makes them, or none";
 /// What etcd answers to a certificate with a CommonName while it has users.
 const COMMON_NAME: &[u8] = b"CommonName of client";
+/// What the user is told then.
+const NAMELESS: &str = "while etcd has users, it takes no certificate with a CommonName: show one without, \
+    as `tiffin certs` makes them, or none";
 
 type Sender = SendRequest<Full<Bytes>>;
 
