@@ -214,8 +214,11 @@ def standin_queued_bytes_come_later():
     with connect() as store, driver.memory(bytes(MIB)) as target:
         store.put("k", pattern(MIB))
         array = held(store, "k")
+        # A task of the client asks for the end, which would make the stand-in copy.
+        driver.change(side, is_stalled=True)
         handle = store.get_into("k", Interface(target, (MIB,)), stream=side)
         assert driver.read(target, MIB) == bytes(MIB), "nothing was copied yet"
+        driver.change(side)
         assert handle.result() == MIB
         assert driver.read(target, MIB) == pattern(MIB)
         del array

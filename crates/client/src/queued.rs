@@ -5,7 +5,8 @@
 //! carried them out. The handle says whether it has.
 //!
 //! **Invariant:** a view and its target live until the copies between them have ended: if the handle is
-//! dropped before, a task waits for them, and if there is no runtime for it, the thread that drops them.
+//! dropped before, a task waits for them, and if there is no runtime for it, the thread that drops them. If
+//! nothing asks the handle, they are released soon after that (see `unfinished`).
 
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -80,10 +81,7 @@ impl QueuedGet {
     fn new(inner: &Inner, items: usize) -> Self {
         let outcomes = (0..items).map(|_| Err(Error::timeout("the get"))).collect();
         let state = Mutex::new(State { copies: Vec::new(), outcomes });
-        let shared = Arc::new(Shared { runtime: Some(inner.runtime.clone()), state });
-        let work: Arc<dyn Work> = Arc::<Shared>::clone(&shared);
-        inner.queued.add(Arc::downgrade(&work));
-        Self { shared }
+        Self { shared: Arc::new(Shared { runtime: Some(inner.runtime.clone()), state }) }
     }
 
     /// Whether all copies have ended.
@@ -137,6 +135,10 @@ impl Work for Shared {
         drop(state);
         drop(ended);
         is_done
+    }
+
+    fn has_ended(&self) -> bool {
+        self.lock().copies.is_empty()
     }
 }
 
@@ -266,6 +268,12 @@ async fn queue(
         views.push(view);
     }
     state.copies.push(Copies { queued, _views: views, items });
+    let is_first = state.copies.len() == 1;
+    drop(state);
+    if is_first {
+        let work: Arc<dyn Work> = Arc::<Shared>::clone(&get.shared);
+        inner.queued.add(Arc::downgrade(&work), &inner.runtime);
+    }
     Ok(true)
 }
 

@@ -12,6 +12,7 @@ mod full;
 mod lifetimes;
 mod mistakes;
 mod pieces;
+mod queued;
 mod relocate;
 mod reserved;
 mod samples;

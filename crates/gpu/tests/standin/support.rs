@@ -192,6 +192,13 @@ impl Standin {
         assert_eq!(unsafe { set(stream, i32::from(is_captured), 0) }, 0);
     }
 
+    /// Whether events on a stream stay unfinished.
+    pub(crate) fn stall(&self, stream: u64, is_stalled: bool) {
+        let set: unsafe extern "C" fn(u64, i32, i32) -> i32 = self.symbol("standin_stream");
+        // SAFETY: it only stores numbers.
+        assert_eq!(unsafe { set(stream, 0, i32::from(is_stalled)) }, 0);
+    }
+
     /// How often a function of the driver was called.
     pub(crate) fn calls(&self, name: &str) -> u64 {
         let get: unsafe extern "C" fn(*const i8, *mut u64) -> i32 = self.symbol("standin_calls");
