@@ -107,7 +107,7 @@ pub(crate) async fn serve_lane(
         Err(refusal) => return greeting.refuse(refusal, Instant::now() + REFUSAL_TIME_MAX).await,
     };
     let lane = greeting.hello.lane;
-    let who = (turnstile::group(&greeting.hello.namespace), greeting.hello.client.0);
+    let who = (turnstile::group_of(holder, &greeting.hello.namespace), greeting.hello.client.0);
     let (outbox, mut inbox) = greeting.welcome(welcome);
     while let Some(message) = inbox.next().await {
         match message {

@@ -18,6 +18,8 @@ use tiffin_throttle::Turns;
 use tiffin_types::message::{ClientToMaster, ClientToNode, Request};
 use tokio::sync::oneshot;
 
+use crate::access::Holder;
+
 /// The maximum number of requests that are decided or about to be. The core decides one at a time; the others
 /// keep it busy while a task wakes up.
 const PLACES: u64 = 4;
@@ -133,10 +135,21 @@ impl Drop for Waiting<'_> {
     }
 }
 
-/// A namespace as a group of the turnstile.
+/// A namespace as a group that takes turns.
 pub(crate) fn group(namespace: &str) -> u64 {
     let mut hasher = DefaultHasher::new();
     namespace.hash(&mut hasher);
+    hasher.finish()
+}
+
+/// The group of a client: its namespace, or its token if that is limited to namespaces. Such a token has one
+/// share, however many namespaces and client ids its holder uses.
+pub(crate) fn group_of(holder: &Holder, namespace: &str) -> u64 {
+    if holder.namespaces().is_all() {
+        return group(namespace);
+    }
+    let mut hasher = DefaultHasher::new();
+    holder.principal().hash(&mut hasher);
     hasher.finish()
 }
 

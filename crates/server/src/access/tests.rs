@@ -10,6 +10,7 @@ use tiffin_types::access::{Denial, NAME_PATTERNS_MAX, admit};
 use tiffin_types::message::Role;
 
 use super::*;
+use crate::turnstile;
 
 fn folder() -> (TempDir, PathBuf) {
     let folder = tempfile::tempdir().unwrap();
@@ -44,6 +45,18 @@ fn tokens_are_found_with_their_rights_and_stored_as_hashes() {
     let admitted = |namespace| admit(reader.credential(), Role::Client, namespace, 0);
     assert_eq!((admitted("team-a1"), admitted("team-b")), (Ok(()), Err(Denial::Namespace)));
     assert!(Access::single("").is_open() && Access::single("").find("anything").is_some());
+}
+
+#[test]
+fn token_for_some_namespaces_has_one_share() {
+    let (_folder, path) = folder();
+    let [a, b] = ["a", "b"].map(|name| AccessFile::create(&path, &new(name, &[Right::Read])).unwrap());
+    let access = Access::new("secret", Some(&path)).unwrap();
+    let group = |token: &str, namespace| turnstile::group_of(&access.find(token).unwrap(), namespace);
+    assert_eq!(group(&a, "team-a1"), group(&a, "team-a2"));
+    assert_ne!(group(&a, "team-a1"), group(&b, "team-a1"));
+    assert_ne!(group("secret", "team-a1"), group("secret", "team-a2"), "one token may be that of many users");
+    assert_eq!(group("secret", "team-a1"), group("secret", "team-a1"));
 }
 
 #[test]

@@ -70,7 +70,7 @@ impl Host for Shared {
             return self.serve_ledger(greeting, welcome).await;
         }
         let is_client = hello.role == Role::Client;
-        let who = (turnstile::group(&hello.namespace), hello.client.0);
+        let who = (turnstile::group_of(&holder, &hello.namespace), hello.client.0);
         // The core knows the client before the welcome, because a welcomed client opens lanes.
         let Some(visit) = Visit::begin(&self, (hello, Arc::clone(&holder)), epoch, greeting.outbox().clone())
         else {

@@ -456,7 +456,7 @@ impl Host for Shared {
             return reply_path::serve_lane(greeting, welcome, conn, &holder, &self.turnstile, serve).await;
         }
         // An admitted client has reached this node, whatever the master says about the client.
-        let who = (turnstile::group(&greeting.hello.namespace), greeting.hello.client.0);
+        let who = (turnstile::group_of(&holder, &greeting.hello.namespace), greeting.hello.client.0);
         let visit = Visit::begin(&self, greeting.hello.clone(), greeting.outbox().clone());
         let welcome = Welcome { segment: self.info.segment, ..Welcome::default() };
         let (_, mut inbox) = greeting.welcome(welcome);
