@@ -137,7 +137,7 @@ async fn invalid_data_on_the_attach_socket_is_harmless() {
     let segment = node.memory().geometry().segment;
     let name = format!("tiffin-test-{}-{segment}", std::process::id());
     let (events, mut receiver) = mpsc::channel(16);
-    let authorise = Box::new(|attach: &shm::AttachRequest| check_token(&attach.token));
+    let authorise = Box::new(|attach: &shm::AttachRequest| Ok(check_token(&attach.token)?));
     let server = shm::Server::new(Arc::clone(node.memory()), authorise, events);
     tokio::spawn(server.run(shm::listen(&name).unwrap()));
 

@@ -36,7 +36,7 @@ impl Node {
         let (sender, events) = mpsc::channel(16);
         let authorise = |attach: &shm::AttachRequest| match attach.token.as_str() {
             "secret" => Ok(()),
-            _ => Err("the token is wrong".to_owned()),
+            _ => Err("the token is wrong".into()),
         };
         let server = shm::Server::new(Arc::clone(node.memory()), Box::new(authorise), sender);
         let listener = shm::listen(&name).expect("a free name");

@@ -260,18 +260,22 @@ impl link::Linked for Shared {
 /// Lets a process map the memory if its token permits access to all namespaces: mapped memory has no walls.
 /// The core learns of it before the process gets the memory. From then on, only its goodbye or its death
 /// releases what it holds.
-pub(super) fn admit(shared: &Weak<Shared>, attach: &shm::AttachRequest) -> Result<(), String> {
+pub(super) fn admit(shared: &Weak<Shared>, attach: &shm::AttachRequest) -> Result<(), Denied> {
     let shared = shared.upgrade().ok_or("the node is stopping")?;
+    let access = shared.door.access();
+    let denied = |reason: &str, problem| {
+        Denied::new(reason, access.answer_time(problem, Some(Source::User(attach.uid))))
+    };
     // The master shows the token that the node has sent it.
-    if attach.is_master && !shared.door.access().is_open() {
+    if attach.is_master && !access.is_open() {
         return match token_matches(&shared.token, &attach.token) {
             true => Ok(()),
-            false => Err("the token is not that of the node".to_owned()),
+            false => Err(denied("the token is not that of the node", TokenProblem::Wrong)),
         };
     }
-    let holder = shared.door.access().holder(&attach.token).map_err(TokenProblem::text)?;
+    let holder = access.holder(&attach.token).map_err(|problem| denied(problem.text(), problem))?;
     if !holder.credential().may_map() {
-        return Err("the token is not for all namespaces, so the memory is not mapped".to_owned());
+        return Err("the token is not for all namespaces, so the memory is not mapped".into());
     }
     if !attach.is_master {
         shared.door.bind(ClientId(attach.client), &holder)?;

@@ -8,10 +8,12 @@ use crate::support::*;
 use tiffin_rpc::{Address, CallError, Connection};
 use tiffin_server::node::{JoinError, LinkStatus};
 use tiffin_server::{Embedded, MasterConfig, NodeConfig, NodeServer, Up, UpConfig};
+use tiffin_transport::shm;
 use tiffin_types::message::{
     ClientToMaster, ClientToNode, CommitOutcome, DeleteOutcome, Hello, List, Pattern, Reason, Reply, Request,
     ReserveOutcome, ResolveOutcome, Role,
 };
+use tokio::task::JoinSet;
 
 fn any_port() -> Address {
     "127.0.0.1:0".parse().unwrap()
@@ -253,11 +255,29 @@ async fn connections_without_the_token_are_rejected() {
         "{error}"
     );
     let (segment, memory) = (node.segment().0, node.info().memory.as_str());
-    let attached = tiffin_transport::shm::attach(memory, segment, 1, "Secret", patient()).await.map(|_| ());
+    let attached = shm::attach(memory, segment, 1, "Secret", patient()).await.map(|_| ());
     assert!(attached.unwrap_err().to_string().contains("the token is wrong"));
+    guess_until_unanswered(segment, memory).await;
     let client = Raw::connect(master.address(), Hello { token: "secret".into(), ..hello(5) }).await.unwrap();
     client.put("k", b"value", Way::Tcp).await;
     assert_eq!(client.get("k", Way::Shm).await.as_deref(), Some(&b"value"[..]));
+}
+
+/// Guesses tokens at an attach socket, fewer at a time than it keeps connections, until it closes one without
+/// an answer.
+async fn guess_until_unanswered(segment: u64, memory: &str) {
+    let mut guesses = JoinSet::new();
+    loop {
+        while guesses.len() < 64 {
+            let memory = memory.to_owned();
+            guesses.spawn(async move { shm::attach(&memory, segment, 1, "Secret", patient()).await });
+        }
+        let error = guesses.join_next().await.unwrap().unwrap().map(|_| ()).unwrap_err().to_string();
+        if !error.contains("the token is wrong") {
+            assert!(error.contains("closed"), "{error}");
+            return;
+        }
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -337,8 +357,7 @@ async fn client_with_the_memory_begins_a_view_at_once() {
     let begin = ClientToNode::BeginViews(vec![found.replicas[0].slot_ref()]);
     for client in 100..150 {
         let (connection, _) = Connection::open(&address, hello(client), patient()).await.unwrap();
-        let attached =
-            tiffin_transport::shm::attach(&info.memory, info.segment.0, client, "", patient()).await;
+        let attached = shm::attach(&info.memory, info.segment.0, client, "", patient()).await;
         let begun = connection.call(&begin, patient()).await.unwrap();
         assert_eq!(begun, Reply::ViewsBegun(vec![true]), "client {client}");
         drop(attached.unwrap());

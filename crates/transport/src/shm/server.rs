@@ -19,7 +19,7 @@ use tokio::time::timeout;
 
 use super::wire::{Answer, REQUEST_BYTES, Request, Wanted};
 use crate::peer;
-use crate::pending::{Connections, LimitUse, Pending};
+use crate::pending::{Connections, Denied, LimitUse, Pending};
 use crate::segment::NodeMemory;
 
 /// Maximum number of connections to one attach socket.
@@ -40,15 +40,17 @@ pub struct AttachRequest {
     pub token: String,
     /// The client's process id, from the kernel.
     pub pid: i32,
+    /// The client's user, from the kernel.
+    pub uid: u32,
     /// The requested memory: the node's, or a [staging segment](StagingSegments).
     pub segment: u64,
     /// Only its claim words are requested, by the master.
     pub is_master: bool,
 }
 
-/// Decides whether a client may attach; the client gets the text of a refusal. It is called last and before
+/// Decides whether a client may attach, and when it learns of a refusal. It is called last and before
 /// the memory is handed over: an accepted client is watched, and its death is reported.
-pub type Authorise = Box<dyn Fn(&AttachRequest) -> Result<(), String> + Send + Sync>;
+pub type Authorise = Box<dyn Fn(&AttachRequest) -> Result<(), Denied> + Send + Sync>;
 
 /// Finds the staging segment of a disk. A client that maps it owns nothing there, so it is not watched.
 pub type StagingSegments = Box<dyn Fn(u64) -> Option<Arc<NodeMemory>> + Send + Sync>;
@@ -177,7 +179,13 @@ impl Server {
         };
         let admitted = match admitted {
             Ok(Ok(admitted)) => admitted,
-            Ok(Err(refusal)) => {
+            Ok(Err(denied)) => {
+                let reason = tokio::select! {
+                    biased;
+                    () = cut.notified() => return,
+                    reason = denied.reason_in_time() => reason,
+                };
+                let Some(refusal) = reason else { return };
                 tracing::debug!(%refusal, "attach request refused");
                 // The peer may have closed the connection already.
                 let _ = timeout(REQUEST_TIME_MAX, stream.write_all(&Answer::refused(&refusal))).await;
@@ -212,8 +220,8 @@ impl Server {
         attachment
     }
 
-    /// Receives and checks a request. `Err` is the reason for the client.
-    async fn admit(&self, stream: &mut UnixStream, is_full: bool) -> Result<Admitted, String> {
+    /// Receives and checks a request.
+    async fn admit(&self, stream: &mut UnixStream, is_full: bool) -> Result<Admitted, Denied> {
         let cut_short = |error: io::Error| format!("the request could not be read: {error}");
         let mut head = [0; REQUEST_BYTES];
         stream.read_exact(&mut head).await.map_err(cut_short)?;
@@ -222,12 +230,13 @@ impl Server {
         stream.read_exact(&mut token).await.map_err(cut_short)?;
         let token = String::from_utf8(token).map_err(|_| "the token is not text")?;
         if is_full {
-            return Err(format!("{CONNECTIONS_MAX} processes are already attached"));
+            return Err(format!("{CONNECTIONS_MAX} processes are already attached").into());
         }
         let peer = stream.peer_cred().map_err(|error| format!("the peer cannot be identified: {error}"))?;
         let own = rustix::process::getuid().as_raw();
-        if peer.uid() != own {
-            return Err(format!("this memory is for user {own} only, and the peer is user {}", peer.uid()));
+        let uid = peer.uid();
+        if uid != own {
+            return Err(format!("this memory is for user {own} only, and the peer is user {uid}").into());
         }
         let (here, asked) = (self.memory.geometry().segment, request.segment);
         let memory =
@@ -236,7 +245,7 @@ impl Server {
         let memory = memory.ok_or_else(other)?;
         let pid = peer.pid().ok_or("the kernel does not know the peer's process")?;
         let is_master = request.wanted == Wanted::Claims;
-        let attach = AttachRequest { client: request.client, token, pid, segment: asked, is_master };
+        let attach = AttachRequest { client: request.client, token, pid, uid, segment: asked, is_master };
         (self.authorise)(&attach)?;
         let unwatched = |error: io::Error| format!("the peer's process cannot be watched: {error}");
         let process = peer::process_handle(stream.as_fd(), pid).map_err(unwatched)?;
