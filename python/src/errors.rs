@@ -188,7 +188,7 @@ fn class(error: &Error) -> &'static str {
         Error::TooSmall { .. } => "TooSmall",
         Error::Timeout { .. } | Error::NoHandshake { is_silent: true, .. } => "Timeout",
         Error::NoHandshake { is_silent: false, .. } => "Unreachable",
-        Error::Tls { .. } => "Unreachable",
+        Error::Tls { .. } | Error::NoLeader { .. } => "Unreachable",
         Error::Unreachable { .. } | Error::UnknownHost { .. } | Error::NoNode { .. } => "Unreachable",
         Error::NodeDown { .. } => "NodeDown",
         Error::Device { .. } => "DeviceError",

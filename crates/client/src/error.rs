@@ -76,6 +76,14 @@ pub enum Error {
         /// Which one, and what was observed.
         what: String,
     },
+    /// No master leads, or etcd did not say which one.
+    #[error("{what}")]
+    NoLeader {
+        /// Which masters, and what was observed.
+        what: String,
+        /// What to do.
+        hint: &'static str,
+    },
     /// A device could not copy the bytes of an object. Nothing was stored.
     #[error("{what}")]
     Device {
@@ -236,7 +244,9 @@ impl Error {
             Self::Behind { .. } => "behind",
             Self::TooSmall { .. } => "too_small",
             Self::Timeout { .. } | Self::NoHandshake { is_silent: true, .. } => "timeout",
-            Self::Unreachable { .. } | Self::NoHandshake { is_silent: false, .. } => "unreachable",
+            Self::Unreachable { .. } | Self::NoLeader { .. } | Self::NoHandshake { is_silent: false, .. } => {
+                "unreachable"
+            }
             Self::Device { .. } => "device",
             Self::UnknownHost { .. } => "unknown_host",
             Self::WrongPort { .. } => "wrong_port",
@@ -291,7 +301,7 @@ impl Error {
             Self::Device { .. } => {
                 "keep device memory allocated until the call returns; `tiffin doctor` checks the CUDA driver"
             }
-            Self::Tls { hint, .. } => hint,
+            Self::Tls { hint, .. } | Self::NoLeader { hint, .. } => hint,
             Self::NoHandshake { .. } => {
                 "another program may listen there: check the address; or the server is stopped, overloaded \
                  or shutting down"
@@ -338,6 +348,7 @@ impl Error {
             | Self::Behind { .. }
             | Self::Timeout { .. }
             | Self::Unreachable { .. }
+            | Self::NoLeader { .. }
             | Self::UnknownHost { .. }
             | Self::NoHandshake { .. }
             | Self::Unavailable { .. }
@@ -378,8 +389,10 @@ impl Error {
     /// The same failure, for a call that finds it remembered: after several attempts it says when the peer is
     /// tried again.
     pub(crate) fn tried_again_in(mut self, failures: u32, pause: std::time::Duration) -> Self {
-        if let Self::Unreachable { what } | Self::Timeout { what } | Self::NoHandshake { what, .. } =
-            &mut self
+        if let Self::Unreachable { what }
+        | Self::NoLeader { what, .. }
+        | Self::Timeout { what }
+        | Self::NoHandshake { what, .. } = &mut self
             && failures >= tiffin_session::DOWN_AFTER
         {
             what.push_str(&format!(
@@ -427,9 +440,8 @@ impl From<CallError> for Error {
     fn from(error: CallError) -> Self {
         let what = without_hint(&error.to_string());
         match error {
-            CallError::Connect { .. } | CallError::Lost { .. } | CallError::NoLeader { .. } => {
-                Self::Unreachable { what }
-            }
+            CallError::Connect { .. } | CallError::Lost { .. } => Self::Unreachable { what },
+            CallError::NoLeader { hint, .. } => Self::NoLeader { what, hint },
             CallError::Unanswered { is_silent, .. } => Self::NoHandshake { what, is_silent },
             CallError::Resolve { .. } => Self::UnknownHost { what },
             CallError::Foreign { .. } => Self::WrongPort { what },

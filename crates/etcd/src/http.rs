@@ -41,6 +41,8 @@ type Sender = SendRequest<Full<Bytes>>;
 pub(crate) struct Endpoint {
     address: String,
     tls: Option<TlsClient>,
+    /// Whether TLS shows a certificate.
+    has_cert: bool,
     idle: Mutex<Vec<Sender>>,
 }
 
@@ -65,8 +67,8 @@ struct Refusal {
 }
 
 impl Endpoint {
-    pub(crate) fn new(address: &str, tls: Option<TlsClient>) -> Self {
-        Self { address: address.to_owned(), tls, idle: Mutex::default() }
+    pub(crate) fn new(address: &str, tls: Option<TlsClient>, has_cert: bool) -> Self {
+        Self { address: address.to_owned(), tls, has_cert, idle: Mutex::default() }
     }
 
     pub(crate) fn address(&self) -> &str {
@@ -124,16 +126,30 @@ impl Endpoint {
     }
 
     /// The failure of a connection. In TLS 1.3 a server refuses a certificate after the handshake, so it may
-    /// be behind any error.
+    /// be behind any error. etcd only closes a connection that has TLS where it expects none, or the reverse.
     fn failure(&self, error: &(dyn Error + 'static)) -> Failure {
         let mut cause = Some(error);
+        let mut may_expect = "";
         while let Some(it) = cause {
-            if let Some(tls) = it.downcast_ref().and_then(TlsError::of).filter(|it| it.is_final()) {
-                return Failure::Tls(self.address.clone(), tls.clone());
+            match it.downcast_ref().and_then(TlsError::of) {
+                // Go's TLS has no alert of its own for that.
+                Some(TlsError::Refused(_)) if !self.has_cert => {
+                    return Failure::Tls(self.address.clone(), TlsError::CertificateWanted);
+                }
+                Some(TlsError::Closed) => may_expect = "; it may listen without TLS",
+                Some(tls) => return Failure::Tls(self.address.clone(), tls.clone()),
+                None => {}
+            }
+            let is_cut = it.downcast_ref::<hyper::Error>().is_some_and(hyper::Error::is_incomplete_message)
+                || it
+                    .downcast_ref::<io::Error>()
+                    .is_some_and(|it| it.kind() == io::ErrorKind::ConnectionReset);
+            if self.tls.is_none() && is_cut {
+                may_expect = "; it may accept only TLS";
             }
             cause = it.source();
         }
-        Failure::Again(format!("`{}`: {error}", self.address))
+        Failure::Again(format!("`{}`: {error}{may_expect}", self.address))
     }
 
     /// Whether the status says success, and the answer.

@@ -31,9 +31,14 @@ pub use messages::{Get, KeyValue, LeaseId, Op, Outcome, TimeToLive, Txn};
 const TRY_TIME: Duration = Duration::from_millis(500);
 /// How much longer it may take for each byte: 1 MiB/s.
 const TRY_TIME_PER_MIB: Duration = Duration::from_secs(1);
+/// How long an authentication may take: etcd makes passwords expensive to check (`--bcrypt-cost`).
+const AUTHENTICATE_TIME: Duration = Duration::from_secs(2);
 /// The pause after all endpoints have failed.
 const ROUND_PAUSE: Duration = Duration::from_millis(50);
-/// The code of gRPC for a token that etcd does not know, or no more.
+/// The code of gRPC for a user that may not do this. With `--client-cert-auth`, etcd also gives it to a
+/// request that lacks a token.
+const PERMISSION_DENIED: i64 = 7;
+/// The code for a token that etcd does not know, or no more.
 const UNAUTHENTICATED: i64 = 16;
 /// The code for arguments that are not valid. etcd also gives it to a request that lacks a token.
 const INVALID_ARGUMENT: i64 = 3;
@@ -47,7 +52,7 @@ pub const ENDPOINTS_MAX: usize = 16;
 pub enum EtcdError {
     /// Text that does not name endpoints.
     #[error(
-        "`{text}` does not name etcd endpoints: {why}\n\nhint: write `host:2379`, several separated by commas"
+        "`{text}` does not name etcd endpoints: {why}\n\nhint: {}", self.hint()
     )]
     Endpoints {
         /// The text.
@@ -56,10 +61,7 @@ pub enum EtcdError {
         why: &'static str,
     },
     /// No endpoint answered in time. The call may or may not have been carried out.
-    #[error(
-        "etcd at `{endpoints}` did not answer in time: {why}\n\nhint: check that a majority of its members \
-         runs and can be reached: `etcdctl endpoint health --cluster`"
-    )]
+    #[error("etcd at `{endpoints}` did not answer in time: {why}\n\nhint: {}", self.hint())]
     Unavailable {
         /// All endpoints.
         endpoints: String,
@@ -70,7 +72,7 @@ pub enum EtcdError {
     #[error(transparent)]
     Files(#[from] TlsFileError),
     /// No endpoint has a TLS connection with this process, and another attempt would not help.
-    #[error("no TLS connection to etcd at `{endpoint}`: {source}\n\nhint: {}", access::hint(.source))]
+    #[error("no TLS connection to etcd at `{endpoint}`: {source}\n\nhint: {}", self.hint())]
     Tls {
         /// The endpoint that was tried last.
         endpoint: String,
@@ -78,20 +80,48 @@ pub enum EtcdError {
         source: TlsError,
     },
     /// The user or the password cannot be used.
-    #[error(
-        "the credentials for etcd cannot be used: {what}\n\nhint: write `NAME:PASSWORD` of a user of etcd \
-         into the file `etcd_credentials_file`; `etcdctl user list` shows the users"
-    )]
+    #[error("the credentials for etcd cannot be used: {what}\n\nhint: {}", self.hint())]
     Credentials {
         /// What is wrong with them.
         what: String,
     },
     /// etcd refused the call.
-    #[error("etcd refused a call: {message}\n\nhint: look at the log of etcd")]
+    #[error("etcd refused a call: {message}\n\nhint: {}", self.hint())]
     Refused {
         /// Its words.
         message: String,
     },
+    /// The user may not do this, or etcd has users and was shown none.
+    #[error("etcd refused a call: {message}\n\nhint: {}", self.hint())]
+    Forbidden {
+        /// Its words.
+        message: String,
+    },
+}
+
+impl EtcdError {
+    /// What may help.
+    #[must_use]
+    pub fn hint(&self) -> &'static str {
+        match self {
+            Self::Endpoints { .. } => "write `host:2379`, several separated by commas",
+            Self::Unavailable { .. } => {
+                "check that a majority of its members runs and can be reached: `etcdctl endpoint \
+                 health --cluster`"
+            }
+            Self::Files(_) => "check `--etcd-ca`, `--etcd-cert`, `--etcd-key` and `--etcd-credentials-file`",
+            Self::Tls { source, .. } => access::hint(source),
+            Self::Credentials { .. } => {
+                "write `NAME:PASSWORD` of a user of etcd into the file `etcd_credentials_file`; `etcdctl \
+                 user list` shows the users"
+            }
+            Self::Refused { .. } => "look at the log of etcd",
+            Self::Forbidden { .. } => {
+                "name a user with `--etcd-credentials-file` (TIFFIN_ETCD_CREDENTIALS_FILE) that may access \
+                 the keys below `/tiffin/CLUSTER/`: `etcdctl role grant-permission`"
+            }
+        }
+    }
 }
 
 /// A failure of one try.
@@ -146,7 +176,8 @@ impl Etcd {
         let tls = access.tls()?;
         // A file that is not there is noticed now.
         access.credentials()?;
-        let endpoints = addresses.iter().map(|it| Endpoint::new(it, tls.clone())).collect();
+        let endpoints =
+            addresses.iter().map(|it| Endpoint::new(it, tls.clone(), access.cert.is_some())).collect();
         let (access, token) = (access.clone(), Mutex::default());
         Ok(Self { endpoints, access, preferred: AtomicUsize::new(0), token })
     }
@@ -234,16 +265,21 @@ impl Etcd {
         let body = serde_json::to_vec(body).map_err(|it| EtcdError::Refused { message: it.to_string() })?;
         let try_time = TRY_TIME + TRY_TIME_PER_MIB.mul_f64(body.len() as f64 / f64::from(1 << 20));
         let body = Bytes::from(body);
+        // Of the last try that was not cut short by the deadline, if there was one.
+        let mut reason = None;
         loop {
             let first = self.preferred.load(Ordering::Relaxed);
             let (mut untrusted, mut may_come_back) = (None, false);
             for index in (0..self.endpoints.len()).map(|it| (first + it) % self.endpoints.len()) {
                 let Some(endpoint) = self.endpoints.get(index) else { continue };
-                let until = deadline.min(Instant::now() + try_time);
-                let why = match self.post(endpoint, path, body.clone(), until).await? {
+                let is_last = Instant::now() + try_time >= deadline;
+                let why = match self.post(endpoint, path, body.clone(), (try_time, deadline)).await? {
                     Ok(bytes) => {
                         self.preferred.store(index, Ordering::Relaxed);
                         return serde_json::from_slice(&bytes).map_err(|_| self.garbled(path));
+                    }
+                    Err(Failure::Final { code: PERMISSION_DENIED, message }) => {
+                        return Err(EtcdError::Forbidden { message });
                     }
                     Err(Failure::Final { message, .. }) => return Err(EtcdError::Refused { message }),
                     Err(Failure::Again(why)) => {
@@ -256,9 +292,12 @@ impl Etcd {
                         why
                     }
                 };
-                if Instant::now() >= deadline {
+                let is_over = Instant::now() >= deadline;
+                let why = reason.take().filter(|_| is_over && is_last).unwrap_or(why);
+                if is_over {
                     return Err(EtcdError::Unavailable { endpoints: self.endpoints(), why });
                 }
+                reason = Some(why);
             }
             // Where every endpoint has refused for good, there is nothing to wait for.
             if let Some((endpoint, source)) = untrusted.filter(|_| !may_come_back) {
@@ -275,15 +314,16 @@ impl Etcd {
         endpoint: &Endpoint,
         path: &str,
         body: Bytes,
-        until: Instant,
+        (try_time, deadline): (Duration, Instant),
     ) -> Result<Result<Bytes, Failure>, EtcdError> {
         let mut is_renewed = false;
         loop {
             let known = self.token().clone();
+            let has_none = matches!(known, Token::Needless);
             let token = match known {
                 Token::Given(token) => token,
                 Token::Needless => String::new(),
-                Token::None => match self.authenticate(endpoint, until).await? {
+                Token::None => match self.authenticate(endpoint, deadline).await? {
                     Ok(token) => {
                         is_renewed = true;
                         token
@@ -291,9 +331,12 @@ impl Etcd {
                     Err(failure) => return Ok(Err(failure)),
                 },
             };
+            let until = deadline.min(Instant::now() + try_time);
             let posted = endpoint.post(Post { path, token: &token, body: body.clone() }, until).await;
             let is_unknown = |it: &Failure| match it {
                 Failure::Final { code: UNAUTHENTICATED, .. } => true,
+                // etcd has users since this process learned that it has none.
+                Failure::Final { code: PERMISSION_DENIED, .. } => has_none,
                 Failure::Final { code: INVALID_ARGUMENT, message } => {
                     message.contains("user name is empty") || message.contains("auth store is old")
                 }
@@ -312,7 +355,7 @@ impl Etcd {
     async fn authenticate(
         &self,
         endpoint: &Endpoint,
-        until: Instant,
+        deadline: Instant,
     ) -> Result<Result<String, Failure>, EtcdError> {
         let Some(credentials) = self.access.credentials()? else {
             *self.token() = Token::Needless;
@@ -321,6 +364,7 @@ impl Etcd {
         let body = serde_json::to_vec(&credentials);
         let body = body.map_err(|_| EtcdError::Credentials { what: "they are not text".to_owned() })?;
         let post = Post { path: "auth/authenticate", token: "", body: Bytes::from(body) };
+        let until = deadline.min(Instant::now() + AUTHENTICATE_TIME);
         let token = match endpoint.post(post, until).await {
             Ok(answer) => {
                 let answer: Result<access::Authenticated, _> = serde_json::from_slice(&answer);
@@ -385,5 +429,14 @@ mod tests {
         let deadline = Instant::now() + Duration::from_millis(50);
         let error = etcd.txn(&Txn::default(), deadline).await.unwrap_err().to_string();
         assert!(error.contains("did not answer in time") && error.contains("hint: "), "{error}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn deadline_does_not_hide_the_reason() {
+        let dead = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        let etcd = Etcd::new(&dead.to_string()).unwrap();
+        let deadline = Instant::now() + Duration::from_secs(2);
+        let error = etcd.txn(&Txn::default(), deadline).await.unwrap_err().to_string();
+        assert!(error.contains("Connection refused"), "{error}");
     }
 }

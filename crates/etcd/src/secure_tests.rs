@@ -13,6 +13,8 @@ use super::*;
 /// What the stand-in requires.
 struct Users {
     password: &'static str,
+    /// It requires certificates, too. Then it says something else about a request without a token.
+    has_certs: bool,
     /// The token that it has given last.
     token: Option<String>,
     given: usize,
@@ -28,7 +30,8 @@ impl StandIn {
     async fn start(tls: &TlsFiles, password: &'static str) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap().to_string();
-        let users = Arc::new(Mutex::new(Users { password, token: None, given: 0 }));
+        let has_certs = tls.client_ca.is_some();
+        let users = Arc::new(Mutex::new(Users { password, has_certs, token: None, given: 0 }));
         let tls = TlsServer::open(tls, ClientCertificates::Required).unwrap();
         let served = Arc::clone(&users);
         tokio::spawn(async move {
@@ -133,6 +136,7 @@ fn answer(head: &str, body: &str, users: &mut Users) -> (&'static str, String) {
     let shown = head.lines().find_map(|it| it.strip_prefix("authorization: "));
     match (users.password, shown) {
         ("", _) => {}
+        (_, None) if users.has_certs => return refuse(PERMISSION_DENIED, "etcdserver: permission denied"),
         (_, None) => return refuse(INVALID_ARGUMENT, "etcdserver: user name is empty"),
         (_, Some(shown)) if users.token.as_deref() == Some(shown) => {}
         _ => return refuse(UNAUTHENTICATED, "etcdserver: invalid auth token"),
@@ -203,13 +207,45 @@ async fn etcd_without_users_needs_no_password() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("credentials");
     fs::write(&file, "tiffin:one").unwrap();
-    let store = StandIn::start(&TlsFiles::default(), "").await;
-    let access = EtcdAccess { credentials: Some(file), ..EtcdAccess::default() };
-    let etcd = Etcd::open(&store.address, &access).unwrap();
-    assert_eq!(call(&etcd).await.unwrap().revision, 7);
-    // It gets some later.
-    store.users().password = "one";
-    assert_eq!(call(&etcd).await.unwrap().revision, 7);
+    let certs = create(&folder.path().join("certs"), "127.0.0.1");
+    for (files, access) in
+        [(TlsFiles::default(), EtcdAccess::default()), (server(&certs, true), client(&certs, true))]
+    {
+        let store = StandIn::start(&files, "").await;
+        let without = Etcd::open(&store.address, &access).unwrap();
+        let access = EtcdAccess { credentials: Some(file.clone()), ..access };
+        let etcd = Etcd::open(&store.address, &access).unwrap();
+        assert_eq!(call(&etcd).await.unwrap().revision, 7);
+        // It gets some later.
+        store.users().password = "one";
+        assert_eq!(call(&etcd).await.unwrap().revision, 7);
+        let error = call(&without).await.unwrap_err();
+        if files.client_ca.is_some() {
+            assert!(error.to_string().contains("etcd-credentials-file"), "{error}");
+        }
+    }
+}
+
+/// A server that closes every connection, as etcd does where one side has TLS and the other has not.
+#[tokio::test(start_paused = true)]
+async fn closed_connections_are_explained() {
+    let folder = tempfile::tempdir().unwrap();
+    let certs = create(&folder.path().join("certs"), "127.0.0.1");
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    tokio::spawn(async move {
+        while let Ok((mut stream, _)) = listener.accept().await {
+            let _request = stream.read(&mut [0; 1 << 12]).await;
+        }
+    });
+    for (access, expected) in
+        [(client(&certs, true), "may listen without TLS"), (EtcdAccess::default(), "may accept only TLS")]
+    {
+        let etcd = Etcd::open(&address, &access).unwrap();
+        let deadline = Instant::now() + Duration::from_secs(1);
+        let error = etcd.txn(&Txn::default(), deadline).await.unwrap_err().to_string();
+        assert!(error.contains(expected), "{error}");
+    }
 }
 
 #[tokio::test]

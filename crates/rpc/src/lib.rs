@@ -141,14 +141,14 @@ pub enum CallError {
         source: FrameError,
     },
     /// There are several masters, and none of them leads, so nothing was done.
-    #[error(
-        "no master of `{masters}` leads: {why}\n\nhint: check that one of the masters runs and reaches etcd"
-    )]
+    #[error("no master of `{masters}` leads: {why}\n\nhint: {hint}")]
     NoLeader {
         /// The masters.
         masters: String,
         /// The last failure.
         why: String,
+        /// What to do.
+        hint: &'static str,
     },
     /// The request must not be sent, so nothing was done.
     #[error(transparent)]

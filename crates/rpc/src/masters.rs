@@ -34,6 +34,8 @@ const SILENCE: Duration = Duration::from_millis(750);
 const PROBE_TIME: Duration = Duration::from_millis(500);
 /// The pause before a master is tried again.
 const ROUND_PAUSE: Duration = Duration::from_millis(50);
+/// What to do if no master leads.
+const START_A_MASTER: &str = "check that one of the masters runs and reaches etcd";
 
 /// Text that does not name masters.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -149,19 +151,21 @@ impl Masters {
     }
 
     async fn candidates(&self, deadline: Instant) -> Result<Vec<Address>, CallError> {
-        let none = |why: String| CallError::NoLeader { masters: self.text.clone(), why };
+        let none = |why: String, hint| CallError::NoLeader { masters: self.text.clone(), why, hint };
         match &self.source {
             Source::Listed(addresses) => Ok(addresses.clone()),
             Source::Etcd(etcd, keys) => {
                 let until = deadline.min(Instant::now() + TRY_TIME);
-                // The hint is for those who run etcd; the one of this error follows.
-                let first_line = |it: String| it.lines().next().unwrap_or_default().to_owned();
                 let leader = etcd.leader(keys, until).await;
-                let leader = leader.map_err(|it| none(first_line(it.to_string())))?;
-                let (leader, _) = leader.ok_or_else(|| none("etcd knows no leader".to_owned()))?;
+                let leader = leader.map_err(|error| {
+                    let why = error.to_string().lines().next().unwrap_or_default().to_owned();
+                    none(why, error.hint())
+                })?;
+                let (leader, _) =
+                    leader.ok_or_else(|| none("etcd knows no leader".to_owned(), START_A_MASTER))?;
                 let addresses: Vec<_> = leader.addresses.iter().filter_map(|it| it.parse().ok()).collect();
                 if addresses.is_empty() {
-                    Err(none("its leader has no address".to_owned()))
+                    Err(none("its leader has no address".to_owned(), START_A_MASTER))
                 } else {
                     Ok(addresses)
                 }
@@ -266,10 +270,13 @@ impl<'a> Search<'a> {
         let masters = self.masters.text.clone();
         match self.error.take() {
             Some(CallError::Refused(refusal)) if refusal.reason == Reason::Standby => {
-                CallError::NoLeader { masters, why: refusal.message }
+                CallError::NoLeader { masters, why: refusal.message, hint: START_A_MASTER }
             }
             Some(error) => error,
-            None => CallError::NoLeader { masters, why: "none answered in time".to_owned() },
+            None => {
+                let why = "none answered in time".to_owned();
+                CallError::NoLeader { masters, why, hint: START_A_MASTER }
+            }
         }
     }
 }

@@ -70,6 +70,7 @@ pub(crate) fn of(error: &Error) -> i64 {
         Error::Timeout { .. } | Error::NoHandshake { is_silent: true, .. } => RPC_TIMEOUT,
         // The master is unreachable, rejects the client, or a node did not confirm the request.
         Error::Unreachable { .. }
+        | Error::NoLeader { .. }
         | Error::NoHandshake { is_silent: false, .. }
         | Error::UnknownHost { .. }
         | Error::WrongPort { .. }

@@ -466,7 +466,7 @@ async fn release(sessions: &[Arc<Writing>], deadline: Deadline) -> Vec<i64> {
 /// The code for a failed commit. If its node is unreachable and the master does not know the object, the
 /// object is lost with its node. If the master is unreachable, the object may be stored later.
 async fn explain(client: &Client, error: &Error, key: &Key, deadline: Deadline) -> i64 {
-    if !matches!(error, Error::Unreachable { .. }) {
+    if !matches!(error, Error::Unreachable { .. } | Error::NoLeader { .. }) {
         return codes::of(error);
     }
     let found = client.resolve(std::slice::from_ref(key), ResolveOptions::default(), deadline).await;

@@ -165,6 +165,7 @@ impl WorkerState {
             Error::NodeDown { .. }
             | Error::NoNode { .. }
             | Error::Unreachable { .. }
+            | Error::NoLeader { .. }
             | Error::Unavailable { .. }
             | Error::Timeout { .. }
             | Error::NoHandshake { .. }

@@ -9,7 +9,8 @@
 //! that the master knows, and each attempt has a generation of its own.
 
 use std::convert::Infallible;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::mem::{Discriminant, discriminant};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -63,7 +64,8 @@ pub(crate) struct Ha {
     id: Mutex<String>,
     won: AtomicU64,
     lost: AtomicU64,
-    is_failing: AtomicBool,
+    /// The kind of the failure, if etcd could not be used the last time.
+    failing: Mutex<Option<Discriminant<EtcdError>>>,
 }
 
 /// Which chunks are the state.
@@ -114,7 +116,7 @@ impl Ha {
             id: Mutex::default(),
             won: AtomicU64::new(0),
             lost: AtomicU64::new(0),
-            is_failing: AtomicBool::new(false),
+            failing: Mutex::default(),
         })
     }
 
@@ -123,9 +125,9 @@ impl Ha {
         HaStat { leader: lock(&self.leader).clone(), won, lost }
     }
 
-    /// Whether etcd did not answer the last time.
+    /// Whether etcd could not be used the last time.
     pub(super) fn is_failing(&self) -> bool {
-        self.is_failing.load(Ordering::Acquire)
+        lock(&self.failing).is_some()
     }
 
     /// Whether this master still leads in that epoch, asked now. An error if etcd does not answer.
@@ -300,10 +302,11 @@ impl Ha {
     }
 
     fn noted<T>(&self, result: Result<T, EtcdError>) -> Result<T, EtcdError> {
-        let was = self.is_failing.swap(result.is_err(), Ordering::AcqRel);
+        let kind = result.as_ref().err().map(discriminant);
+        let was = std::mem::replace(&mut *lock(&self.failing), kind);
         match &result {
-            Err(error) if !was => tracing::warn!(%error, "etcd does not answer"),
-            Ok(_) if was => tracing::info!("etcd answers again"),
+            Err(error) if was != kind => tracing::warn!(%error, "etcd cannot be used"),
+            Ok(_) if was.is_some() => tracing::info!("etcd answers again"),
             _ => {}
         }
         result
@@ -357,8 +360,8 @@ pub(super) async fn run(shared: Arc<Shared>, ha: Arc<Ha>) {
         match why {
             StepDown::Superseded => tracing::warn!(epoch, "another master leads; this one stands by"),
             StepDown::Unreachable => {
-                let hint = "check that this machine reaches a majority of etcd";
-                tracing::error!(epoch, hint, "etcd does not answer; this master stands by");
+                let hint = "the warning before this one says why";
+                tracing::error!(epoch, hint, "etcd could not be used for too long; this master stands by");
             }
         }
     }
