@@ -213,6 +213,9 @@ def invalid_layers():
     bad = (
         (tiffin.InvalidArgument, [], {}, "no layers"),
         (tiffin.InvalidArgument, [array, host], {}, "layer 1 is in host memory"),
+        (tiffin.InvalidArgument, [array, array], {}, "layers 0 and 1 overlap"),
+        (tiffin.InvalidArgument, [Interface(good + 64, (16, 64)), array], {}, "layers 1 and 0 overlap"),
+        (tiffin.InvalidArgument, [array, Interface(good, (16, 0))], {}, "layer 1 has no bytes"),
         (tiffin.InvalidArgument, [array, Interface(good, (15, 64))], {}, "layer 1 has 15 pages"),
         (tiffin.InvalidArgument, Interface(good, (16, 64), strides=(128, 1)), {}, "contiguous"),
         (tiffin.InvalidArgument, Interface(good, ()), {}, "row for each page"),

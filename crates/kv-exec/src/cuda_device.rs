@@ -61,6 +61,14 @@ pub enum CudaError {
         /// The device of the others.
         first: u32,
     },
+    /// Two layers share memory.
+    #[error("layers {first} and {second} overlap\n\nhint: give each layer memory of its own")]
+    Overlap {
+        /// The number of the one that begins first.
+        first: usize,
+        /// The number of the other.
+        second: usize,
+    },
     /// The sizes of a page differ.
     #[error(
         "a page has {device} bytes on the device and {host} in the host\n\nhint: give both rows of one size"
@@ -101,7 +109,8 @@ impl CudaDevice {
     /// long.
     ///
     /// # Errors
-    /// If a layer is not memory of the one device, or the pages of the host have another size.
+    /// If a layer is not memory of the one device, two layers overlap, or the pages of the host have another
+    /// size.
     pub unsafe fn new(
         stream: Stream,
         layers: Vec<CudaLayer>,
@@ -110,6 +119,7 @@ impl CudaDevice {
         owner: Box<dyn Send + Sync>,
     ) -> Result<Self, CudaError> {
         let device = device_of(&layers, count)?;
+        check_apart(&layers, count)?;
         let page_bytes = layers.iter().map(|it| it.row_bytes).sum();
         if host.page_bytes() != page_bytes && host.count() > 0 {
             return Err(CudaError::PageBytes { device: page_bytes, host: host.page_bytes() });
@@ -205,11 +215,28 @@ impl Fence for CudaFence {
     }
 }
 
+/// Start and length of the rows of a layer.
+fn span(layer: &CudaLayer, count: u32) -> (u64, u64) {
+    (layer.start.as_ptr().expose_provenance() as u64, layer.row_bytes as u64 * u64::from(count))
+}
+
+/// Copies of one transfer must not overlap: a page of one layer would have bytes of another.
+fn check_apart(layers: &[CudaLayer], count: u32) -> Result<(), CudaError> {
+    let mut spans: Vec<_> = layers.iter().map(|it| span(it, count)).zip(0..).collect();
+    spans.sort_unstable();
+    for (((start, len), first), ((next, _), second)) in spans.iter().zip(spans.iter().skip(1)) {
+        if start + len > *next {
+            return Err(CudaError::Overlap { first: *first, second: *second });
+        }
+    }
+    Ok(())
+}
+
 /// The device that has all rows of all layers.
 fn device_of(layers: &[CudaLayer], count: u32) -> Result<u32, CudaError> {
     let (mut finder, mut first) = (Finder::default(), None);
-    for (layer, CudaLayer { start, row_bytes }) in layers.iter().enumerate() {
-        let (start, len) = (start.as_ptr().expose_provenance() as u64, *row_bytes as u64 * u64::from(count));
+    for (layer, it) in layers.iter().enumerate() {
+        let (start, len) = span(it, count);
         let found = finder.find(start, len).map_err(|error| CudaError::Device { layer, error })?;
         let first = *first.get_or_insert(found);
         if found != first {

@@ -36,6 +36,10 @@ impl KvLayers {
         let mut memories = Vec::with_capacity(arrays.len());
         for (layer, array) in arrays.iter().enumerate() {
             let memory = Memory::to_write(array)?;
+            if memory.len() == 0 {
+                let hint = "give arrays with a row for each page";
+                return Err(invalid(py, format!("layer {layer} has no bytes\n\nhint: {hint}")));
+            }
             if !memory.is_on_device() {
                 let hint = "give arrays of one CUDA device, or one array in host memory";
                 return Err(invalid(py, format!("layer {layer} is in host memory\n\nhint: {hint}")));
@@ -83,8 +87,9 @@ fn rows(array: &Any<'_>) -> PyResult<u32> {
 fn raise(py: Python<'_>, error: &CudaError) -> PyErr {
     match error {
         CudaError::Device { .. } => errors::raise(py, &Error::Device { what: error.to_string() }),
-        CudaError::NoLayers | CudaError::OtherDevice { .. } | CudaError::PageBytes { .. } => {
-            invalid(py, error.to_string())
-        }
+        CudaError::NoLayers
+        | CudaError::OtherDevice { .. }
+        | CudaError::Overlap { .. }
+        | CudaError::PageBytes { .. } => invalid(py, error.to_string()),
     }
 }

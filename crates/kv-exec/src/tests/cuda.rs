@@ -299,6 +299,13 @@ fn layers_that_are_no_device_are_refused() {
     let larger = Arc::new(Pages::allocate(4, PAGE_BYTES + 1).unwrap());
     assert_eq!(refused(&layers, 4, &larger), Err(CudaError::PageBytes { device: 256, host: 257 }));
     assert!(matches!(refused(&layers, 5000, &host), Err(CudaError::Device { layer: 0, .. })));
+    let other = layers.starts[2];
+    layers.starts[2] = layers.starts[0] + 399;
+    assert_eq!(refused(&layers, 4, &host), Err(CudaError::Overlap { first: 0, second: 2 }));
+    layers.starts[2] = layers.starts[0];
+    assert_eq!(refused(&layers, 4, &host), Err(CudaError::Overlap { first: 0, second: 2 }));
+    layers.starts[2] = other;
+    assert_eq!(refused(&layers, 4, &host), Ok(()));
     layers.standin.enter(1);
     layers.starts[2] = layers.standin.alloc(4 * 100);
     assert_eq!(refused(&layers, 4, &host), Err(CudaError::OtherDevice { layer: 2, found: 1, first: 0 }));
