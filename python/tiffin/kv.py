@@ -162,6 +162,17 @@ class Cached(NamedTuple):
         return self.device + self.host + self.store
 
 
+class Loading(NamedTuple):
+    """Pages of a request are being loaded. It becomes ready with these cached tokens and pages if all arrive.
+
+    The model may compute it at once on a stream that waits for each layer: see `Engine.wait_layer`.
+    """
+
+    request: int
+    cached: Cached
+    pages: numpy.ndarray
+
+
 class Ready(NamedTuple):
     """A request may be computed, in these device pages (`int32`, in order, for all its tokens)."""
 
@@ -232,6 +243,8 @@ class Plan(NamedTuple):
     operations: list[Operation]
     #: Operations that this step has started.
     begun: list[Begun]
+    #: Requests whose pages are being loaded: each is named again when it is ready, retracted or ended.
+    loading: list[Loading]
 
 
 class Match(NamedTuple):
@@ -252,8 +265,9 @@ class Engine:
     Arrays have `__cuda_array_interface__` or DLPack and are contiguous. A page in the host is its rows of all
     layers, in their order. `stream` is the stream on which the model computes: a handle or an object, such
     as `torch.cuda.current_stream()`; `None` is the default stream. What that stream has when `step` is
-    called comes before the operations that the step starts. Pages that a plan returns can be used on any
-    stream.
+    called comes before the operations that the step starts. Pages that a plan returns as ready can be used
+    on any stream. With `layer_groups`, loads are queued in so many groups of layers, and `wait_layer` lets a
+    stream wait for one layer.
 
     Alternatively it is an object with `load(host_pages, device_pages)` and `save(device_pages,
     host_pages)`. They take `int32` arrays, are called on threads of the engine, and return the number of
@@ -291,13 +305,17 @@ class Engine:
         gather: Callable[[bytes], Sequence[bytes]] | None = None,
         compare_every: int = 0,
         stream: Any = None,
+        layer_groups: int = 1,
         **settings: Unpack[Settings],
     ) -> None:
         layers = _layers(device)
         if stream is not None and layers is None:
             raise ValueError("`stream` is given without arrays of a CUDA device\n\nhint: omit it")
+        if layer_groups < 1 or (layer_groups > 1 and layers is None):
+            hint = "give 1, or arrays of a CUDA device and at most as many groups as layers"
+            raise ValueError(f"layer_groups={layer_groups}\n\nhint: {hint}")
         if layers is not None:
-            device = _native.KvLayers(layers, stream)
+            device = _native.KvLayers(layers, stream, min(layer_groups, max(1, len(layers))))
             device_pages, page_bytes = device.pages, device.page_bytes
         elif hasattr(device, "load") and hasattr(device, "save"):
             if device_pages is None or page_bytes is None:
@@ -381,7 +399,8 @@ class Engine:
         )
         plan = self._native.step(inputs)
         self._define, self._clear = [], []
-        ready, granted, recompute, retracted, ended, refused, stored, removed, operations, begun = plan
+        ready, granted, recompute, retracted, ended, refused, stored, removed, *rest = plan
+        operations, begun, loading = rest
         return Plan(
             [Ready(id, Cached(*cached), _ids(pages)) for id, cached, pages in ready],
             [Grant(id, _ids(pages)) for id, pages in granted],
@@ -393,12 +412,27 @@ class Engine:
             removed,
             [Operation(id, kind, of, pages, tuple(by)) for id, kind, of, pages, by in operations],
             [_begun(id, kind, of, *pages) for id, kind, of, pages in begun],
+            [Loading(id, Cached(*cached), _ids(pages)) for id, cached, pages in loading],
         )
 
     def wait(self, timeout: float) -> bool:
         """Wait until a step has work: an operation has ended, or a time limit has passed. Returns whether
         there is work."""
         return self._native.wait(timeout)
+
+    def wait_layer(self, layer: int, *, stream: Any = None, timeout: float = 60.0) -> None:
+        """Let later work of a stream come after the rows of a layer, in all loads that have not ended.
+
+        `stream` is that of the model if it is not given. The device waits, not the caller: this returns when
+        the copies of the layer are queued. With `layer_groups=1`, and until the host's pages are registered,
+        it returns when the loads have ended. Raises `tiffin.Timeout` at the time limit; then the stream may
+        not wait for all of them.
+
+        It allows to compute a request of `plan.loading` while its pages are loaded: call it for each layer
+        before the work that reads the layer. The results count if the request is `ready` afterwards with as
+        many cached tokens. Otherwise pages did not arrive, and it is computed again.
+        """
+        self._native.wait_layer(layer, stream, timeout)
 
     def match(self, tokens: Any, *, namespace: int = 0, media: Sequence[tuple[int, bytes]] = ()) -> Match:
         """The length of a cached prefix. It changes nothing, and does not ask the store."""

@@ -67,6 +67,11 @@ impl Opaque {
         }
     }
 
+    /// The number of a stream.
+    pub(crate) fn value(self) -> u64 {
+        self.0 as u64
+    }
+
     fn handle(self) -> Handle {
         ptr::with_exposed_provenance_mut(self.0)
     }

@@ -5,7 +5,7 @@
 
 use crate::device::Device;
 use crate::driver::{Driver, Opaque};
-use crate::{DeviceError, Place};
+use crate::{DeviceError, Place, Stream};
 
 /// The work that a stream had when this was recorded.
 pub struct Fence {
@@ -27,6 +27,11 @@ impl Fence {
     /// Whether the work has finished.
     pub fn is_done(&self) -> Result<bool, DeviceError> {
         self.device.enter()?.is_done(self.event)
+    }
+
+    /// Lets later work of a stream come after the work. The processor does not wait.
+    pub fn order(&self, then: Stream) -> Result<(), DeviceError> {
+        self.device.enter()?.wait(Opaque::named(then.handle()), self.event)
     }
 }
 

@@ -8,6 +8,7 @@
 //! - A [`Transfer`] copies a list of [`Piece`]s. [`policy`] decides which way they take.
 //! - [`Queued`] loads are queued on a stream of the caller, and nothing waits for them.
 //! - A [`Fence`] is the work that a stream has now, for transfers that begin later.
+//! - An [`OwnStream`] is for loads that are queued beside the work of the caller.
 //! - A [`Registration`] lets devices access a mapping directly; until then [`Stage`] and the transfer use a
 //!   ring of pinned memory.
 //!
@@ -21,6 +22,7 @@ mod driver;
 mod error;
 mod fence;
 mod ffi;
+mod own_stream;
 pub mod pieces;
 pub mod policy;
 mod queued;
@@ -32,6 +34,7 @@ pub use crate::bare::BareCopy;
 pub use crate::device::{CHANNELS_MAX, QUEUED_MAX};
 pub use crate::error::DeviceError;
 pub use crate::fence::Fence;
+pub use crate::own_stream::OwnStream;
 pub use crate::pieces::Piece;
 pub use crate::policy::Direction;
 pub use crate::queued::{Begun, Queued, order};

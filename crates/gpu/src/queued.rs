@@ -68,6 +68,15 @@ impl Queued {
         Ok(Begun::Queued(Self { device, ticket: Some(ticket), bytes, failed: submitted.err() }))
     }
 
+    /// Lets later work of a stream come after the copies. The processor does not wait.
+    pub fn order(&self, then: Stream) -> Result<(), DeviceError> {
+        match &self.ticket {
+            Some(ticket) => self.device.enter()?.wait(opaque(then), ticket.done),
+            // They have ended.
+            None => Ok(()),
+        }
+    }
+
     /// Whether the copies have ended. An error says that they have, and that bytes may be missing.
     pub fn is_done(&mut self) -> Result<bool, DeviceError> {
         let Some(ticket) = &self.ticket else { return self.failed.clone().map_or(Ok(true), Err) };

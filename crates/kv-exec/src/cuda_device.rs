@@ -4,20 +4,26 @@
 //! store. All rows of all pages of an operation are one transfer, which `tiffin-gpu` carries out with few
 //! calls of the driver.
 //!
+//! With groups of layers a load is queued on a stream of the device, one group after the other, and behind
+//! the fence: streams of the caller wait for the groups, and no thread does.
+//!
 //! **Invariant:** when an operation has ended, neither the device nor a thread accesses its pages for it. The
 //! layers stay allocated while the device lives; if their owner frees them nevertheless, operations fail.
 
+use std::ops::Range;
 use std::ptr::NonNull;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 
 use tiffin_transport::copy::copy_raw;
 use tiffin_transport::gpu::{
-    self, DeviceError, Direction, Finder, Piece, Place, Populated, Registration, Stream, Transfer,
+    self, Begun, DeviceError, Direction, Finder, OwnStream, Piece, Place, Populated, Queued, Registration,
+    Stream, Transfer, is_registered,
 };
 
 use crate::device::{Device, Fence};
+use crate::load::{LoadProgress, QueuedLayers};
 use crate::pages::{PageReadGuard, PageWriteGuard, Pages, Uses};
 use crate::store::{Fault, Stop};
 
@@ -89,10 +95,19 @@ pub struct CudaDevice {
     place: Place,
     layers: Box<[CudaLayer]>,
     uses: Uses,
+    groups: Option<Groups>,
     /// Ends before the memory that it registers.
     _registration: Registration,
     _host: Arc<Pages>,
     _owner: Box<dyn Send + Sync>,
+}
+
+/// Layers whose copies are queued together.
+struct Groups {
+    /// The layers of each.
+    layers: Vec<Range<usize>>,
+    /// The stream of the copies.
+    copies: OwnStream,
 }
 
 // SAFETY: addresses of the device are only passed to the driver, and uses of pages are counted.
@@ -128,16 +143,39 @@ impl CudaDevice {
             place: Place::new(device, stream),
             layers: layers.into(),
             uses: Uses::new(count),
+            groups: None,
             _registration: register(&host, device),
             _host: host,
             _owner: owner,
         })
     }
 
-    /// The copies of all rows of a page, which begins at `host`.
-    fn rows(&self, page: u32, host: *const u8, pieces: &mut Vec<Piece>) {
-        let mut host = host.expose_provenance() as u64;
-        for CudaLayer { start, row_bytes } in &self.layers {
+    /// Loads are queued in so many groups of layers, of about equal sizes, so that streams can wait for each
+    /// of them ([`Loads::order`](crate::Loads::order)).
+    ///
+    /// # Errors
+    /// If the driver has no further stream.
+    pub fn with_groups(mut self, count: u32) -> Result<Self, CudaError> {
+        let count = (count.max(1) as usize).min(self.layers.len());
+        let bound = |group: usize| group * self.layers.len() / count;
+        let layers = (0..count).map(|group| bound(group)..bound(group + 1)).collect();
+        let copies = OwnStream::new(self.place.device());
+        let copies = copies.map_err(|error| CudaError::Device { layer: 0, error })?;
+        self.groups = Some(Groups { layers, copies });
+        Ok(self)
+    }
+
+    /// The stream on which groups of layers are queued.
+    #[cfg(test)]
+    pub(crate) fn copies(&self) -> Option<Stream> {
+        self.groups.as_ref().map(|groups| groups.copies.stream())
+    }
+
+    /// The copies of the rows of a page, which begins at `host`, in these layers.
+    fn rows(&self, layers: Range<usize>, page: u32, host: *const u8, pieces: &mut Vec<Piece>) {
+        let before: usize = self.layers.iter().take(layers.start).map(|it| it.row_bytes).sum();
+        let mut host = host.expose_provenance() as u64 + before as u64;
+        for CudaLayer { start, row_bytes } in self.layers.iter().take(layers.end).skip(layers.start) {
             let len = *row_bytes as u64;
             let start = start.as_ptr().expose_provenance() as u64;
             pieces.push(Piece { device: start + u64::from(page) * len, host, len });
@@ -145,13 +183,67 @@ impl CudaDevice {
         }
     }
 
-    /// Carries out all copies of an operation, whose pages are borrowed meanwhile.
-    fn transfer(&self, direction: Direction, pieces: Vec<Piece>, stop: &Stop) -> Result<(), Fault> {
-        // A copy of memory that the owner has freed would break the driver's context.
+    /// A copy of memory that the owner has freed would break the driver's context.
+    fn check_device(&self) -> Result<(), Fault> {
         let found = device_of(&self.layers, self.uses.count()).map_err(fault)?;
         if found != self.place.device() {
             return Err(fault(CudaError::OtherDevice { layer: 0, found, first: self.place.device() }));
         }
+        Ok(())
+    }
+
+    /// Queues the copies of some layers on the stream of the groups, as soon as there is space for the list.
+    fn queue(&self, stream: Stream, pieces: &[Piece], stop: &Stop) -> Result<Queued, Fault> {
+        let place = Place::new(self.place.device(), stream);
+        loop {
+            // SAFETY: the rows are inside the layers, which stay allocated, and the host's pages are
+            // registered. Both are borrowed until `QueuedGroups` is dropped, which waits for the copies. No
+            // two pages, and no two rows, overlap. The stream is ours.
+            match unsafe { Queued::begin(&place, pieces.to_vec()) }.map_err(fault)? {
+                Begun::Queued(queued) => return Ok(queued),
+                Begun::NotRegistered => return Err(Fault::Other("the host's pages are unregistered".into())),
+                Begun::Full if stop.should_stop() => return Err(Fault::Stopped),
+                Begun::Full => thread::park_timeout(FENCE_PAUSE),
+            }
+        }
+    }
+
+    /// Queues the copies of all layers, group by group, and waits for them.
+    fn load_groups(
+        &self,
+        groups: &Groups,
+        pages: &[(PageReadGuard<'_>, u32)],
+        progress: &LoadProgress,
+        stop: &Stop,
+    ) -> Result<u32, Fault> {
+        let mut held = Vec::with_capacity(pages.len());
+        for (_, page) in pages {
+            held.push(self.uses.write(*page).ok_or(Fault::Page(*page))?);
+        }
+        self.check_device()?;
+        let mut queued = QueuedGroups(Vec::with_capacity(groups.layers.len()));
+        for layers in &groups.layers {
+            let mut pieces = Vec::with_capacity(pages.len() * layers.len());
+            for (source, page) in pages {
+                self.rows(layers.clone(), *page, source.bytes().as_ptr(), &mut pieces);
+            }
+            let copies = self.queue(groups.copies.stream(), &pieces, stop)?;
+            let group = Arc::new(QueuedGroup(Mutex::new(copies)));
+            progress.queued(layers.end as u32, Arc::<QueuedGroup>::clone(&group));
+            queued.0.push(group);
+        }
+        while !queued.are_done()? {
+            if stop.should_stop() {
+                return Err(Fault::Stopped);
+            }
+            thread::park_timeout(FENCE_PAUSE);
+        }
+        Ok(held.len() as u32)
+    }
+
+    /// Carries out all copies of an operation, whose pages are borrowed meanwhile.
+    fn transfer(&self, direction: Direction, pieces: Vec<Piece>, stop: &Stop) -> Result<(), Fault> {
+        self.check_device()?;
         // The fence of the step has passed.
         let place = Place::new(self.place.device(), Stream::Synchronized);
         // SAFETY: the rows are inside the layers, which stay allocated, and the host's pages are borrowed
@@ -178,17 +270,38 @@ impl Device for CudaDevice {
         let (mut held, mut pieces) = (Vec::with_capacity(pages.len()), self.pieces(pages.len()));
         for (source, page) in pages {
             held.push(self.uses.write(*page).ok_or(Fault::Page(*page))?);
-            self.rows(*page, source.bytes().as_ptr(), &mut pieces);
+            self.rows(0..self.layers.len(), *page, source.bytes().as_ptr(), &mut pieces);
         }
         self.transfer(Direction::Load, pieces, stop)?;
         Ok(held.len() as u32)
+    }
+
+    fn load_after(
+        &self,
+        fence: Option<&dyn Fence>,
+        pages: &[(PageReadGuard<'_>, u32)],
+        progress: &LoadProgress,
+        stop: &Stop,
+    ) -> Result<u32, Fault> {
+        let is_registered = |(source, _): &(PageReadGuard<'_>, u32)| {
+            let bytes = source.bytes();
+            is_registered(bytes.as_ptr().expose_provenance() as u64, bytes.len() as u64)
+        };
+        if let Some(groups) = &self.groups
+            && pages.iter().all(is_registered)
+            && fence.map_or(Ok(true), |fence| fence.order(groups.copies.stream()))?
+        {
+            return self.load_groups(groups, pages, progress, stop);
+        }
+        fence.map_or(Ok(()), |fence| fence.wait(stop))?;
+        self.load(pages, stop)
     }
 
     fn save(&self, pages: &[(u32, PageWriteGuard<'_>)], stop: &Stop) -> Result<u32, Fault> {
         let (mut held, mut pieces) = (Vec::with_capacity(pages.len()), self.pieces(pages.len()));
         for (page, target) in pages {
             held.push(self.uses.read(*page).ok_or(Fault::Page(*page))?);
-            self.rows(*page, target.bytes().as_mut_ptr(), &mut pieces);
+            self.rows(0..self.layers.len(), *page, target.bytes().as_mut_ptr(), &mut pieces);
         }
         self.transfer(Direction::Save, pieces, stop)?;
         Ok(held.len() as u32)
@@ -200,10 +313,52 @@ impl Device for CudaDevice {
     }
 }
 
+/// The copies of a group of layers, until they have ended.
+struct QueuedGroup(Mutex<Queued>);
+
+impl QueuedGroup {
+    fn lock(&self) -> MutexGuard<'_, Queued> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl QueuedLayers for QueuedGroup {
+    fn order(&self, then: Stream) -> Result<(), Fault> {
+        self.lock().order(then).map_err(fault)
+    }
+}
+
+/// The groups of a load. Dropping it waits for the copies, also if others still have the groups.
+struct QueuedGroups(Vec<Arc<QueuedGroup>>);
+
+impl QueuedGroups {
+    fn are_done(&self) -> Result<bool, Fault> {
+        let mut are_done = true;
+        for group in &self.0 {
+            are_done &= group.lock().is_done().map_err(fault)?;
+        }
+        Ok(are_done)
+    }
+}
+
+impl Drop for QueuedGroups {
+    fn drop(&mut self) {
+        for group in &self.0 {
+            while let Ok(false) = group.lock().is_done() {
+                thread::park_timeout(FENCE_PAUSE);
+            }
+        }
+    }
+}
+
 /// The work of the model's stream when a step began.
 struct CudaFence(gpu::Fence);
 
 impl Fence for CudaFence {
+    fn order(&self, then: Stream) -> Result<bool, Fault> {
+        self.0.order(then).map_err(fault).map(|()| true)
+    }
+
     fn wait(&self, stop: &Stop) -> Result<(), Fault> {
         while !self.0.is_done().map_err(fault)? {
             if stop.should_stop() {

@@ -3,7 +3,9 @@
 use std::sync::Arc;
 
 use tiffin_transport::copy::copy;
+use tiffin_transport::gpu::Stream;
 
+use crate::load::LoadProgress;
 use crate::pages::{PageReadGuard, PageWriteGuard, Pages};
 use crate::store::{Fault, Stop};
 
@@ -14,6 +16,19 @@ use crate::store::{Fault, Stop};
 pub trait Device: Send + Sync + 'static {
     /// Copies pages of the host to pages of the device.
     fn load(&self, pages: &[(PageReadGuard<'_>, u32)], stop: &Stop) -> Result<u32, Fault>;
+
+    /// The same after a fence, if there is one. A device that loads layer by layer reports in `progress`
+    /// which layers are queued.
+    fn load_after(
+        &self,
+        fence: Option<&dyn Fence>,
+        pages: &[(PageReadGuard<'_>, u32)],
+        _progress: &LoadProgress,
+        stop: &Stop,
+    ) -> Result<u32, Fault> {
+        fence.map_or(Ok(()), |fence| fence.wait(stop))?;
+        self.load(pages, stop)
+    }
 
     /// Copies pages of the device to pages of the host.
     fn save(&self, pages: &[(u32, PageWriteGuard<'_>)], stop: &Stop) -> Result<u32, Fault>;
@@ -30,6 +45,12 @@ pub trait Device: Send + Sync + 'static {
 pub trait Fence: Send + Sync {
     /// Waits until the work has ended, or the operation is stopped, which is an error.
     fn wait(&self, stop: &Stop) -> Result<(), Fault>;
+
+    /// Lets later work of a stream come after the work, without a wait of the caller. False if only
+    /// [`Self::wait`] can do that.
+    fn order(&self, _then: Stream) -> Result<bool, Fault> {
+        Ok(false)
+    }
 }
 
 /// A device in host memory: an array or a tensor.

@@ -14,6 +14,7 @@ use tiffin_kv::{
 use crate::device::Device;
 use crate::gather::{Contribution, Gather, GatherError};
 use crate::lanes::{After, Ends, Job, Lanes, Threads};
+use crate::load::{LoadProgress, Loads};
 use crate::pages::Pages;
 use crate::resources::Resources;
 use crate::store::{Fault, PageStore, Stop};
@@ -170,6 +171,7 @@ struct OpenOp {
     pages: u32,
     /// Stops it; `None` once it has ended here.
     stop: Option<Stop>,
+    progress: Arc<LoadProgress>,
     by_rank: Vec<Option<Outcome>>,
 }
 
@@ -308,6 +310,14 @@ impl Executor {
         Waiter { ends: Arc::clone(&self.ends), alarm: alarm.map(|alarm| Instant::now() + alarm) }
     }
 
+    /// The loads that steps have started and that have not ended here, for streams that wait for layers of
+    /// them.
+    #[must_use]
+    pub fn loads(&self) -> Loads {
+        let is_load = |open: &&OpenOp| open.kind == OpKind::Load && open.stop.is_some();
+        Loads(self.open.values().filter(is_load).map(|open| Arc::clone(&open.progress)).collect())
+    }
+
     /// The engine, for queries.
     #[must_use]
     pub fn engine(&self) -> &Engine {
@@ -438,15 +448,17 @@ impl Executor {
     fn issue(&mut self, operation: Operation, after: After) {
         let timeout_ms = operation.deadline.saturating_sub(self.now);
         let stop = Stop::at(Instant::now() + Duration::from_millis(timeout_ms));
+        let progress = Arc::<LoadProgress>::default();
         let open = OpenOp {
             kind: operation.kind,
             request: operation.request,
             pages: operation.records.len() as u32,
             stop: Some(stop.clone()),
+            progress: Arc::clone(&progress),
             by_rank: vec![None; self.ranks as usize],
         };
         self.open.insert(operation.id, open);
-        self.lanes.start_job(Job { operation, stop, after });
+        self.lanes.start_job(Job { operation, stop, after, progress });
     }
 
     /// Stops an operation that the engine abandoned. If it has ended here, its completion is in the next

@@ -13,6 +13,7 @@ use std::time::Duration;
 use tiffin_kv::{OpId, OpKind, Operation, Outcome};
 
 use crate::device::Fence;
+use crate::load::LoadProgress;
 use crate::resources::Resources;
 use crate::store::{Fault, Stop};
 
@@ -46,6 +47,8 @@ pub(crate) struct Job {
     pub(crate) stop: Stop,
     /// What comes before it on the device.
     pub(crate) after: After,
+    /// How far a load has come.
+    pub(crate) progress: Arc<LoadProgress>,
 }
 
 /// The fence of a step, if it needs one, or why there is none.
@@ -144,6 +147,7 @@ impl Lanes {
             lane.wake.notify_one();
         } else {
             drop(queue);
+            job.progress.end();
             let fault = Some(Fault::Other(format!("more than {LANE_JOBS_MAX} operations are queued")));
             let (id, outcome) = (job.operation.id, Outcome::Failed);
             self.ends.push(Ended { id, outcome, fault, has_panicked: false });
@@ -174,6 +178,7 @@ impl Lane {
 fn execute(resources: &Resources, job: &Job) -> Ended {
     let id = job.operation.id;
     let done = catch_unwind(AssertUnwindSafe(|| resources.execute(job)));
+    job.progress.end();
     let (outcome, fault, has_panicked) = match done {
         Ok(Ok(leading)) => (Outcome::Done { leading }, None, false),
         Ok(Err(fault)) => (Outcome::Failed, Some(fault), false),

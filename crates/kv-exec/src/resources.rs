@@ -7,8 +7,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use tiffin_kv::{OpKind, Operation, PageRecord, Place, RankPart, Tier};
 
-use crate::device::Device;
+use crate::device::{Device, Fence};
 use crate::lanes::Job;
+use crate::load::LoadProgress;
 use crate::pages::{PageReadGuard, PageWriteGuard, Pages};
 use crate::store::{Fault, PageName, PageStore, Stop};
 
@@ -26,25 +27,38 @@ pub(crate) struct Resources {
 impl Resources {
     /// Executes an operation. Returns the number of leading records that succeeded.
     pub(crate) fn execute(&self, job: &Job) -> Result<u32, Fault> {
-        let Job { operation, stop, after } = job;
+        let Job { operation, stop, after, progress } = job;
         if stop.should_stop() {
             return Err(Fault::Stopped);
         }
-        if let Some(fence) = after.as_ref().map_err(Clone::clone)? {
-            fence.wait(stop)?;
-        }
+        let fence = after.as_ref().map_err(Clone::clone)?.as_deref();
+        let fence = match (operation.kind, fence) {
+            // The device may queue a load behind the fence.
+            (OpKind::Load, fence) => fence,
+            (_, Some(fence)) => {
+                fence.wait(stop)?;
+                None
+            }
+            (_, None) => None,
+        };
         let kind = operation.kind as usize;
         if let Some(asked) = self.asked.get(kind) {
             asked.fetch_add(operation.records.len() as u64, Ordering::Relaxed);
         }
-        let done = self.dispatch(operation, stop)?.min(operation.records.len() as u32);
+        let done = self.dispatch(operation, fence, progress, stop)?.min(operation.records.len() as u32);
         if let Some(moved) = self.moved.get(kind) {
             moved.fetch_add(u64::from(done), Ordering::Relaxed);
         }
         Ok(done)
     }
 
-    fn dispatch(&self, operation: &Operation, stop: &Stop) -> Result<u32, Fault> {
+    fn dispatch(
+        &self,
+        operation: &Operation,
+        fence: Option<&dyn Fence>,
+        progress: &LoadProgress,
+        stop: &Stop,
+    ) -> Result<u32, Fault> {
         let records = &operation.records;
         let name = |record: &PageRecord| PageName::new(operation.root, &self.rank, record.hash);
         match operation.kind {
@@ -67,7 +81,7 @@ impl Resources {
                     Ok((self.host_source(record)?, index(record.target, Tier::Device)?))
                 };
                 let pages = records.iter().map(page).collect::<Result<Vec<_>, Fault>>()?;
-                self.device.load(&pages, stop)
+                self.device.load_after(fence, &pages, progress, stop)
             }
             OpKind::Save => {
                 let page = |record: &PageRecord| {

@@ -11,6 +11,8 @@ const CASES: &[&str] = &[
     "probe",
     "fetch",
     "load",
+    "loading",
+    "loaded less than expected",
     "save",
     "backup",
     "drop",

@@ -76,6 +76,7 @@ impl World {
             media: media.clone(),
             contents,
             table: None,
+            loading: None,
             computed: 0,
             goal,
         };

@@ -219,6 +219,7 @@ fn take_alone(node: &mut Node, step: Step) -> Checked {
                 media: Vec::new(),
                 contents,
                 table: None,
+                loading: None,
                 computed: 0,
                 goal: node.generates,
             };

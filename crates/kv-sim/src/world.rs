@@ -57,6 +57,8 @@ pub(crate) struct Client {
     pub(crate) contents: Vec<Content>,
     /// Its device pages, while it is on the device.
     pub(crate) table: Option<Vec<u32>>,
+    /// What it has while its pages are loaded.
+    pub(crate) loading: Option<(tiffin_kv::CachedTokens, Vec<u32>)>,
     pub(crate) computed: u32,
     /// Number of tokens that are still to be generated.
     pub(crate) goal: u64,
@@ -185,6 +187,12 @@ impl World {
         match effect {
             Effect::Issue(op) => self.begin(op)?,
             Effect::CancelHint(op) => self.cancel(op),
+            Effect::Loading { request, cached, pages } => {
+                self.coverage.hit("loading");
+                if let Some(client) = self.clients.get_mut(&request) {
+                    client.loading = Some((cached, pages));
+                }
+            }
             Effect::Ready { request, cached, pages } => self.ready(request, cached, pages)?,
             Effect::Grant { request, pages } => {
                 self.coverage.hit("grant");
@@ -221,6 +229,7 @@ impl World {
     pub(crate) fn forget_table(&mut self, request: ReqId) {
         if let Some(client) = self.clients.get_mut(&request) {
             client.table = None;
+            client.loading = None;
             client.computed = 0;
         }
     }
@@ -305,6 +314,15 @@ impl World {
         self.coverage.hit_if(found == 0, "ready from nothing");
         if found as usize >= client.tokens.len() {
             return Err(Violation::new("K5", format!("{id:?} has nothing left to compute")));
+        }
+        // A client that computes while pages are loaded relies on both.
+        if let Some((expected, table)) = client.loading.take() {
+            self.coverage.hit_if(expected != cached, "loaded less than expected");
+            if found > expected.total() || (expected.total() == found && table != pages) {
+                let what =
+                    format!("{id:?} is ready with {cached:?} in {pages:?}, not {expected:?} in {table:?}");
+                return Err(Violation::new("content", what));
+            }
         }
         client.table = Some(pages);
         client.computed = found;

@@ -352,6 +352,16 @@ pub enum Effect {
     /// The operation is abandoned, or its completion is overdue: stop it if possible, and report (again) how
     /// it ended.
     CancelHint(OpId),
+    /// Pages of the request are being loaded to the device. It is `Ready` with the same tokens and pages if
+    /// all of them arrive. Until `Ready`, `Retracted` or `Ended` its pages stay its own.
+    Loading {
+        /// Which one.
+        request: ReqId,
+        /// The tokens that are cached if all pages arrive.
+        cached: CachedTokens,
+        /// Its pages on the device, in order, for all its tokens.
+        pages: Vec<u32>,
+    },
     /// The request may be computed, in these device pages.
     Ready {
         /// Which one.

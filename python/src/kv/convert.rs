@@ -117,8 +117,13 @@ pub(super) fn no_word(py: Python<'_>, given: &str, words: &str) -> PyErr {
 pub(super) fn plan<'py>(py: Python<'py>, step: &Step) -> PyResult<Bound<'py, PyTuple>> {
     let (mut ready, mut granted, mut recompute, mut retracted) = (vec![], vec![], vec![], vec![]);
     let (mut ended, mut refused, mut stored, mut removed) = (vec![], vec![], vec![], vec![]);
+    let mut loading = vec![];
     for effect in &step.effects {
         match effect {
+            Effect::Loading { request, cached, pages } => {
+                let cached = (cached.device, cached.host, cached.store);
+                loading.push((request.0, cached, page_ids(py, pages)));
+            }
             Effect::Ready { request, cached, pages } => {
                 let cached = (cached.device, cached.host, cached.store);
                 ready.push((request.0, cached, page_ids(py, pages)));
@@ -127,11 +132,11 @@ pub(super) fn plan<'py>(py: Python<'py>, step: &Step) -> PyResult<Bound<'py, PyT
             Effect::MustRecompute { request, from } => recompute.push((request.0, *from)),
             Effect::Retracted(request, reason) => {
                 retracted.push((request.0, reason_word(*reason)));
-                forget(request.0, &mut ready, &mut granted);
+                forget(request.0, [&mut ready, &mut loading], &mut granted);
             }
             Effect::Ended(request, how) => {
                 ended.push((request.0, ending_word(*how)));
-                forget(request.0, &mut ready, &mut granted);
+                forget(request.0, [&mut ready, &mut loading], &mut granted);
             }
             Effect::Refused(refusal) => refused.push(refusal.to_string()),
             Effect::Stored(tier, space, hash) => stored.push(copy(py, *tier, *space, *hash)),
@@ -150,7 +155,7 @@ pub(super) fn plan<'py>(py: Python<'py>, step: &Step) -> PyResult<Bound<'py, PyT
         })
         .collect();
     let begun: Vec<_> = step.begun.iter().map(|operation| begun(py, operation)).collect();
-    (ready, granted, recompute, retracted, ended, refused, stored, removed, operations, begun)
+    (ready, granted, recompute, retracted, ended, refused, stored, removed, operations, begun, loading)
         .into_pyobject(py)
 }
 
@@ -172,8 +177,8 @@ fn begun<'py>(py: Python<'py>, operation: &Operation) -> Begun<'py> {
 }
 
 /// Removes pages that a request got earlier in the same step, and has lost.
-fn forget<A, B, C>(request: u64, ready: &mut Vec<(u64, A, B)>, granted: &mut Vec<(u64, C)>) {
-    ready.retain(|(id, ..)| *id != request);
+fn forget<A, B, C>(request: u64, tables: [&mut Vec<(u64, A, B)>; 2], granted: &mut Vec<(u64, C)>) {
+    tables.into_iter().for_each(|table| table.retain(|(id, ..)| *id != request));
     granted.retain(|(id, _)| *id != request);
 }
 

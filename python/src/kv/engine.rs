@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use pyo3::prelude::*;
 use pyo3::types::{IntoPyDict, PyBytes, PyDict, PyTuple};
-use tiffin_client::Deadline;
+use tiffin_client::gpu::Stream;
+use tiffin_client::{Deadline, Error};
 use tiffin_kv::{OpKind, PageCounts, Prompt, ReqId, SpaceId, Tier};
 use tiffin_kv_exec::{ClusterStore, Device, Executor, Gather, HostDevice, Pages, Parts, StepError, Threads};
 
@@ -14,7 +15,8 @@ use super::layers::KvLayers;
 use super::python_objects::{PythonDevice, PythonGather, PythonStore};
 use super::settings::{self, Shape};
 use super::{convert::kind_word, memory};
-use crate::errors::{closed, invalid};
+use crate::cuda;
+use crate::errors::{self, closed, invalid};
 use crate::memory::Memory;
 use crate::methods::Any;
 use crate::process::PerProcess;
@@ -31,6 +33,8 @@ const SIGNALS_EVERY: Duration = Duration::from_millis(50);
 pub(crate) struct KvEngine {
     /// Threads and locks belong to the process that made the engine; a forked child has none.
     executor: PerProcess<Mutex<Option<Executor>>>,
+    /// The stream on which the model computes, and the number of layers, if they are on a CUDA device.
+    model: Option<(Stream, u32)>,
 }
 
 #[pymethods]
@@ -63,6 +67,7 @@ impl KvEngine {
             None => Pages::allocate(config.host_pages, page_bytes).ok_or_else(no_memory)?,
         };
         let host = Arc::new(host);
+        let model = device.cast::<KvLayers>().ok().map(|it| (it.get().stream, it.get().count));
         let device: Box<dyn Device> = if let Ok(layers) = device.cast::<KvLayers>() {
             Box::new(layers.get().device(py, &host)?)
         } else if device.hasattr("load")? && device.hasattr("save")? {
@@ -80,7 +85,7 @@ impl KvEngine {
             compare_every: shape.compare_every,
         };
         let executor = Executor::start(config, parts).map_err(|error| invalid(py, error.to_string()))?;
-        Ok(Self { executor: PerProcess::with(Mutex::new(Some(executor))) })
+        Ok(Self { executor: PerProcess::with(Mutex::new(Some(executor))), model })
     }
 
     /// Runs one step: applies inputs, starts operations, and returns the actions for the caller.
@@ -103,6 +108,33 @@ impl KvEngine {
                 return Ok(false);
             }
             py.check_signals()?;
+        }
+    }
+
+    /// Lets later work of a stream come after a layer of all loads in flight.
+    fn wait_layer(&self, py: Python<'_>, layer: u32, stream: Option<&Any<'_>>, seconds: f64) -> PyResult<()> {
+        let (of_model, layers) = self.model.ok_or_else(|| {
+            let hint = "give arrays of a CUDA device";
+            invalid(py, format!("the engine has no layers to wait for\n\nhint: {hint}"))
+        })?;
+        if layer >= layers {
+            let what = format!("there is no layer {layer}: the engine has {layers}");
+            return Err(invalid(py, format!("{what}\n\nhint: count from 0, in the order of the arrays")));
+        }
+        let stream = stream.map_or(Ok(of_model), cuda::stream)?;
+        let until = Deadline::after(Duration::from_secs_f64(seconds.clamp(0.0, SECONDS_MAX)));
+        let loads = self.with(py, |executor| executor.loads())?;
+        loop {
+            let at_most = until.remaining().min(SIGNALS_EVERY);
+            match py.detach(|| loads.order(layer, stream, at_most)) {
+                Ok(true) => return Ok(()),
+                Ok(false) if until.has_passed() => {
+                    let what = format!("queueing the loads of layer {layer}");
+                    return Err(errors::raise(py, &Error::Timeout { what }));
+                }
+                Ok(false) => py.check_signals()?,
+                Err(fault) => return Err(errors::raise(py, &Error::Device { what: fault.to_string() })),
+            }
         }
     }
 

@@ -23,15 +23,18 @@ pub(super) struct KvLayers {
     /// The number of bytes of a page in all layers.
     #[pyo3(get)]
     page_bytes: usize,
-    stream: Stream,
+    pub(super) stream: Stream,
+    /// The number of layers.
+    pub(super) count: u32,
+    groups: u32,
     lent: Mutex<Option<memory::Layers>>,
 }
 
 #[pymethods]
 impl KvLayers {
-    /// `stream` is the one on which the model computes.
+    /// `stream` is the one on which the model computes. Loads are queued in so many groups of layers.
     #[new]
-    fn new(py: Python<'_>, arrays: Vec<Any<'_>>, stream: Option<Any<'_>>) -> PyResult<Self> {
+    fn new(py: Python<'_>, arrays: Vec<Any<'_>>, stream: Option<Any<'_>>, groups: u32) -> PyResult<Self> {
         let mut pages = None;
         let mut memories = Vec::with_capacity(arrays.len());
         for (layer, array) in arrays.iter().enumerate() {
@@ -56,7 +59,8 @@ impl KvLayers {
         let page_bytes = memories.iter().map(|memory| memory.len() / pages as usize).sum();
         let lent = memory::Layers { memories, _stream: stream.as_ref().map(|it| it.clone().unbind()) };
         let stream = stream.as_ref().map_or(Ok(Stream::Legacy), cuda::stream)?;
-        Ok(Self { pages, page_bytes, stream, lent: Mutex::new(Some(lent)) })
+        let count = arrays.len() as u32;
+        Ok(Self { pages, page_bytes, stream, count, groups, lent: Mutex::new(Some(lent)) })
     }
 }
 
@@ -65,7 +69,9 @@ impl KvLayers {
     pub(super) fn device(&self, py: Python<'_>, host: &Arc<Pages>) -> PyResult<CudaDevice> {
         let lent = self.lent.lock().unwrap_or_else(PoisonError::into_inner).take();
         let lent = lent.ok_or_else(|| invalid(py, "the arrays belong to an engine already"))?;
-        memory::device(self.stream, lent, self.pages, Arc::clone(host)).map_err(|error| raise(py, &error))
+        let device = memory::device(self.stream, lent, self.pages, Arc::clone(host));
+        let grouped = |it: CudaDevice| if self.groups > 1 { it.with_groups(self.groups) } else { Ok(it) };
+        device.and_then(grouped).map_err(|error| raise(py, &error))
     }
 }
 

@@ -1,6 +1,8 @@
 //! Loads that are queued on a stream of the caller.
 
-use tiffin_gpu::{Begun, DeviceError, Place, QUEUED_MAX, Queued, Stream, is_registered, order};
+use tiffin_gpu::{
+    Begun, DeviceError, Fence, OwnStream, Place, QUEUED_MAX, Queued, Stream, is_registered, order,
+};
 
 use crate::support::{ALLOCATE_HOST, COPY, Host, LAUNCH, RUNNING, Standin, pattern, queue, queued, standin};
 use crate::{pieces, scattered};
@@ -88,6 +90,42 @@ fn queued_copies_are_in_the_order_of_their_stream() {
         assert_eq!(standin.read(device, 1), [seen], "{is_ordered}");
     }
     drop(registration);
+    standin.free(device);
+}
+
+#[test]
+fn streams_wait_for_queued_copies_and_for_fences() {
+    let (_turn, standin) = standin();
+    let (device, host, registration) = both(&standin);
+    let (side, other, scratch) = (standin.stream(1), standin.stream(1), standin.alloc(100));
+    let list = pieces(device, host.start(), &[4096], 0);
+    let own = OwnStream::new(0).unwrap();
+    for is_ordered in [false, true] {
+        standin.write(device, &[7; 4096]);
+        standin.fill(device, 9, 100, other);
+        let fence = Fence::record(&on(other)).unwrap().unwrap();
+        if is_ordered {
+            fence.order(own.stream()).unwrap();
+        }
+        let mut copies = queued(&Place::new(0, own.stream()), &list);
+        // No question about them makes the stand-in copy.
+        standin.stall(own.stream().handle(), true);
+        assert_eq!(copies.is_done(), Ok(false));
+        if is_ordered {
+            copies.order(Stream::Named(side)).unwrap();
+        }
+        standin.copy(scratch, device, 100, side);
+        standin.synchronize(side);
+        let seen = standin.read(scratch, 100);
+        assert_eq!(seen == pattern(LEN, 1)[..100], is_ordered, "{seen:?}");
+        standin.stall(own.stream().handle(), false);
+        while !copies.is_done().unwrap() {}
+        // Without the order of the fence, the work before it overwrites the bytes.
+        standin.synchronize(other);
+        assert_eq!(standin.read(device, 100) == pattern(LEN, 1)[..100], is_ordered);
+        copies.order(Stream::Named(side)).unwrap();
+    }
+    drop((own, registration));
     standin.free(device);
 }
 

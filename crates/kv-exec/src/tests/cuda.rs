@@ -4,6 +4,7 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::NonNull;
 use std::sync::{Arc, MutexGuard};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use tiffin_embedded::Embedded;
@@ -20,8 +21,8 @@ use driver::{Standin, standin};
 
 use super::support::{LONG, MemoryStore, PAGE_BYTES, Toy, ToyMemory, config, prompt};
 use crate::{
-    ClusterStore, CudaDevice, CudaError, CudaLayer, Device, Fault, Fence, PageReadGuard, PageStore,
-    PageWriteGuard, Pages, Stop,
+    ClusterStore, CudaDevice, CudaError, CudaLayer, Device, Fault, Fence, LoadProgress, PageReadGuard,
+    PageStore, PageWriteGuard, Pages, Stop,
 };
 
 /// Bytes of a row of each layer: one layer, layers of several sizes, and as many as a model has.
@@ -118,13 +119,19 @@ fn until_registered(host: &Pages) {
 }
 
 /// A toy whose model works on a stream of its own. The engine waits for that one, or for another.
-fn toy(rows: &'static [usize], config: Config, store: Box<dyn PageStore>, order: Order) -> Toy {
+fn toy(
+    (rows, groups): (&'static [usize], u32),
+    config: Config,
+    store: Box<dyn PageStore>,
+    order: Order,
+) -> Toy {
     let standin = Standin::load();
     let stream = standin.stream(1);
     let named = if order == Order::OtherStream { standin.stream(1) } else { stream };
     let layers = Layers::new(standin, rows, config.device_pages, stream);
     let host = host_pages(config.host_pages);
     let device = layers.device(config.device_pages, &host, named).unwrap();
+    let device = if groups > 1 { device.with_groups(groups).unwrap() } else { device };
     until_registered(&host);
     let device: Box<dyn Device> =
         if order == Order::Forgotten { Box::new(Unfenced(device)) } else { Box::new(device) };
@@ -150,13 +157,13 @@ fn found(device: u32, host: u32, store: u32) -> CachedTokens {
 fn pages_of_a_gpu_come_back_from_every_tier() {
     let _turn = turn();
     let runtime = Runtime::new().unwrap();
-    for rows in SHAPES {
+    for shape in [(SHAPES[0], 1), (SHAPES[1], 1), (SHAPES[2], 1), (SHAPES[1], 9), (SHAPES[2], 5)] {
         let cluster = runtime.block_on(Embedded::start(16 << 20)).unwrap();
         let client = || {
             let connecting = tiffin_client::Client::connect(cluster.client.options().clone());
             Box::new(ClusterStore::new(runtime.block_on(connecting).unwrap(), runtime.handle().clone()))
         };
-        let mut it = toy(rows, config(), client(), Order::Kept);
+        let mut it = toy(shape, config(), client(), Order::Kept);
         let long = prompt(1, 21);
         assert_eq!(it.serve(&long), found(0, 0, 0));
         it.settle();
@@ -169,7 +176,7 @@ fn pages_of_a_gpu_come_back_from_every_tier() {
             it.settle();
         }
         assert_eq!(it.serve(&long), found(0, 0, 20), "a fetch from the store, then a load");
-        let mut other = toy(rows, config(), client(), Order::Kept);
+        let mut other = toy(shape, config(), client(), Order::Kept);
         assert_eq!(other.serve(&long), found(0, 0, 20), "memory of another engine");
         for moved in [it.executor.moved(), other.executor.moved()] {
             assert_eq!((moved.faults, moved.panics, moved.conflicts), (0, 0, 0), "{:?}", moved.last_fault);
@@ -184,11 +191,11 @@ fn missing_wait_shows_as_wrong_bytes() {
     let _turn = turn();
     for (order, is_right) in [(Order::Kept, true), (Order::OtherStream, false), (Order::Forgotten, false)] {
         let store = MemoryStore::new();
-        let mut it = toy(SHAPES[2], config(), Box::new(Arc::clone(&store)), order);
+        let mut it = toy((SHAPES[2], 1), config(), Box::new(Arc::clone(&store)), order);
         it.serve(&prompt(1, 21));
         it.settle();
         assert_eq!(store.len(), 5);
-        let mut other = toy(SHAPES[2], config(), Box::new(Arc::clone(&store)), Order::Kept);
+        let mut other = toy((SHAPES[2], 1), config(), Box::new(Arc::clone(&store)), Order::Kept);
         let compared = catch_unwind(AssertUnwindSafe(|| other.serve(&prompt(1, 21))));
         assert_eq!(compared.is_ok(), is_right);
     }
@@ -219,6 +226,97 @@ fn save_does_not_wait_for_later_work() {
     assert_eq!(standin.read(scratch, 64), [0; 64]);
     assert_eq!(layers.content(5), [7; PAGE_BYTES]);
     assert_eq!(standin.read(scratch, 64), [1; 64]);
+}
+
+/// Layers whose rows are zero, and a device of them that loads in four groups of four layers.
+fn grouped(host: &Arc<Pages>) -> (Layers, CudaDevice) {
+    let standin = Standin::load();
+    let stream = standin.stream(1);
+    let layers = Layers::new(standin, SHAPES[2], host.count(), stream);
+    for (start, row) in layers.starts.iter().zip(layers.rows) {
+        layers.standin.write(*start, &vec![0; row * host.count() as usize]);
+    }
+    for page in 0..host.count() {
+        copy_in(&[page as u8 + 1; PAGE_BYTES], host.write(page).unwrap().bytes());
+    }
+    let device = layers.device(host.count(), host, stream).unwrap().with_groups(4).unwrap();
+    (layers, device)
+}
+
+#[test]
+fn stream_waits_for_one_group_of_layers_and_no_more() {
+    let _turn = turn();
+    let host = host_pages(16);
+    let (layers, device) = grouped(&host);
+    until_registered(&host);
+    let (standin, scratch) = (Standin::load(), layers.standin.alloc(16));
+    let (reader, row) = (standin.stream(1), SHAPES[2][0]);
+    // The work of the model before the step, which the load must not overtake.
+    standin.fill(layers.starts[0], 0xee, 16 * row, layers.stream);
+    let fence = device.fence().unwrap().unwrap();
+    // The thread that loads does not make the stand-in copy.
+    let Stream::Named(copies) = device.copies().unwrap() else { panic!("a stream of its own") };
+    standin.stall(copies, true);
+    let (progress, stop) = (LoadProgress::default(), Stop::at(Instant::now() + LONG));
+    thread::scope(|scope| {
+        let load = scope.spawn(|| {
+            let pages: Vec<_> = (0..16).map(|page| (host.read(page).unwrap(), 15 - page)).collect();
+            device.load_after(Some(&*fence), &pages, &progress, &stop)
+        });
+        for layer in [0, 3, 4, 11, 15] {
+            assert_eq!(progress.order(layer, Stream::Named(reader), Instant::now() + LONG), Ok(true));
+            standin.copy(scratch, layers.starts[layer as usize], row, reader);
+            standin.synchronize(reader);
+            assert_eq!(standin.read(scratch, row), [16; 16], "layer {layer}");
+            for later in (layer as usize / 4 + 1) * 4..16 {
+                assert_eq!(standin.read(layers.starts[later], row), [0; 16], "{later} after {layer}");
+            }
+        }
+        assert_eq!(load.join().unwrap(), Ok(16));
+    });
+    standin.stall(copies, false);
+    // The load has ended: there is nothing to wait for.
+    progress.end();
+    assert_eq!(progress.order(0, Stream::Named(reader), Instant::now()), Ok(true));
+    for page in 0..16 {
+        assert_eq!(layers.content(page), [16 - page as u8; PAGE_BYTES]);
+    }
+}
+
+#[test]
+fn groups_of_layers_end_with_their_load() {
+    let _turn = turn();
+    let host = host_pages(16);
+    let (layers, device) = grouped(&host);
+    let standin = Standin::load();
+    let load = |stop: &Stop| {
+        let progress = LoadProgress::default();
+        let loaded = device.load_after(None, &[(host.read(0).unwrap(), 1)], &progress, stop);
+        (loaded, progress)
+    };
+    // Nothing is registered yet, or all is: both are right.
+    let long = Stop::at(Instant::now() + LONG);
+    assert_eq!(load(&long).0, Ok(1));
+    until_registered(&host);
+    assert_eq!(load(&long).0, Ok(1));
+    assert_eq!(layers.content(1), [1; PAGE_BYTES]);
+    // Nothing is in flight after an error.
+    for (kind, count) in [(driver::COPY, 1), (driver::RUNNING, 1)] {
+        standin.fail(kind, 2, count);
+        assert!(matches!(load(&long).0, Err(Fault::Other(_))), "{kind}");
+        standin.fail(kind, 0, 0);
+        assert_eq!(standin.counts().pending, 0);
+    }
+    let stopped = load(&Stop::at(Instant::now() - Duration::from_nanos(1)));
+    assert!(matches!(stopped.0, Ok(1) | Err(Fault::Stopped)), "{:?}", stopped.0);
+    assert_eq!(standin.counts().pending, 0);
+    // A stream that does not exist, and a layer that is not queued in time.
+    let (_, progress) = load(&long);
+    assert_eq!(progress.order(0, Stream::Named(0x7777), Instant::now()), Ok(true), "it has ended");
+    let empty = LoadProgress::default();
+    assert_eq!(empty.order(0, Stream::Legacy, Instant::now()), Ok(false));
+    standin.free(layers.starts[1]);
+    assert!(matches!(load(&long).0, Err(Fault::Other(_))));
 }
 
 #[test]
@@ -299,12 +397,13 @@ fn layers_that_are_no_device_are_refused() {
     let larger = Arc::new(Pages::allocate(4, PAGE_BYTES + 1).unwrap());
     assert_eq!(refused(&layers, 4, &larger), Err(CudaError::PageBytes { device: 256, host: 257 }));
     assert!(matches!(refused(&layers, 5000, &host), Err(CudaError::Device { layer: 0, .. })));
-    let other = layers.starts[2];
-    layers.starts[2] = layers.starts[0] + 399;
-    assert_eq!(refused(&layers, 4, &host), Err(CudaError::Overlap { first: 0, second: 2 }));
-    layers.starts[2] = layers.starts[0];
-    assert_eq!(refused(&layers, 4, &host), Err(CudaError::Overlap { first: 0, second: 2 }));
-    layers.starts[2] = other;
+    let other = std::mem::take(&mut layers.starts[1]);
+    layers.starts[1] = layers.starts[0] + 176;
+    assert_eq!(refused(&layers, 4, &host), Err(CudaError::Overlap { first: 0, second: 1 }));
+    // Its rows are shorter, so that it is the first of two with one start.
+    layers.starts[1] = layers.starts[0];
+    assert_eq!(refused(&layers, 4, &host), Err(CudaError::Overlap { first: 1, second: 0 }));
+    layers.starts[1] = other;
     assert_eq!(refused(&layers, 4, &host), Ok(()));
     layers.standin.enter(1);
     layers.starts[2] = layers.standin.alloc(4 * 100);

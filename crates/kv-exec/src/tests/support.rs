@@ -72,6 +72,8 @@ pub(super) struct Toy {
     config: Config,
     requests: u64,
     prompts: BTreeMap<ReqId, Vec<u32>>,
+    /// Cached tokens and pages of requests whose pages are being loaded.
+    loading: BTreeMap<ReqId, (u32, Vec<u32>)>,
     pub(super) ready: BTreeMap<ReqId, CachedTokens>,
     pub(super) over: BTreeSet<ReqId>,
     pub(super) recomputed: BTreeSet<ReqId>,
@@ -109,8 +111,9 @@ impl Toy {
         };
         let executor = Executor::start(config, parts).unwrap();
         let (prompts, ready, over, recomputed) = Default::default();
-        let ended = Vec::new();
-        let mut toy = Self { executor, memory, config, requests: 0, prompts, ready, over, recomputed, ended };
+        let (ended, loading) = Default::default();
+        let mut toy =
+            Self { executor, memory, config, requests: 0, prompts, loading, ready, over, recomputed, ended };
         let namespace = Namespace { model: "toy".to_owned(), ..Namespace::default() };
         toy.step([Input::Define(SPACE, namespace)]);
         toy
@@ -133,13 +136,20 @@ impl Toy {
         self.ended.extend(step.ended);
         for effect in step.effects {
             match effect {
+                Effect::Loading { request, cached, pages } => {
+                    drop(self.loading.insert(request, (cached.total(), pages)));
+                }
                 Effect::Ready { request, cached, pages } => {
+                    let expected = self.loading.remove(&request);
+                    let is_loaded = expected.as_ref().is_some_and(|(total, _)| *total == cached.total());
+                    assert!(!is_loaded || expected.is_some_and(|(_, table)| table == pages));
                     self.ready.insert(request, cached);
                     self.pass(request, cached.total(), &pages);
                     let upto = self.prompts[&request].len() as u32;
                     computed.push(Progress { request, upto, generated: vec![] });
                     finished.push(request);
                 }
+                Effect::Retracted(request, _) => drop(self.loading.remove(&request)),
                 Effect::Ended(request, _) => drop(self.over.insert(request)),
                 Effect::MustRecompute { request, .. } => drop(self.recomputed.insert(request)),
                 Effect::Refused(refusal) => panic!("{refusal}"),

@@ -112,6 +112,7 @@ impl Engine {
         self.requests.run(id);
         let waits = self.load(id, &found);
         let found_count = found.cells.len() as u32;
+        let cached = expected(&self.inventory, &found.cells, self.config.page_tokens);
         let mut slots: Vec<_> =
             found.cells.into_iter().map(|(cell, source)| Slot::Shared(cell, source)).collect();
         slots.extend((found_count..total).map(|_| Slot::Private(self.inventory.take_private(id))));
@@ -121,6 +122,9 @@ impl Engine {
         request.waits.extend(waits);
         if request.waits.is_empty() {
             self.ready(id);
+        } else {
+            let pages = self.requests.get(id).table(&self.inventory);
+            self.effects.push(Effect::Loading { request: id, cached, pages });
         }
         true
     }
@@ -183,7 +187,7 @@ impl Engine {
         let cached = self.config.sabotage.usable_pages(shared.iter().map(came));
         let request = self.requests.get_mut(id);
         if !replace_missing(&mut self.inventory, id, request, &shared, cached) {
-            return self.take_off_device(id, None);
+            return self.take_off_device(id, Some(RetractReason::NoSpace));
         }
         let tokens = cached as u32 * self.config.page_tokens;
         let used = shared.get(..cached).unwrap_or_default();
@@ -265,12 +269,24 @@ fn count_hits(
         cell.hits += 1;
         let was_prefetched = std::mem::take(&mut cell.is_prefetched);
         prefetched += u64::from(was_prefetched);
-        let of = match source {
-            _ if was_prefetched => &mut cached.store,
-            Source::Device => &mut cached.device,
-            Source::Host => &mut cached.host,
-        };
-        *of += page_tokens;
+        *by_tier(&mut cached, was_prefetched, *source) += page_tokens;
     }
     (cached, prefetched)
+}
+
+/// The cached tokens by tier, if all of these pages arrive.
+fn expected(inventory: &Inventory, found: &[(CellId, Source)], page_tokens: u32) -> CachedTokens {
+    let mut cached = CachedTokens::default();
+    for (id, source) in found {
+        *by_tier(&mut cached, inventory.cell(*id).is_prefetched, *source) += page_tokens;
+    }
+    cached
+}
+
+fn by_tier(cached: &mut CachedTokens, was_prefetched: bool, source: Source) -> &mut u32 {
+    match source {
+        _ if was_prefetched => &mut cached.store,
+        Source::Device => &mut cached.device,
+        Source::Host => &mut cached.host,
+    }
 }
