@@ -155,7 +155,13 @@ fn named_files(files: Vec<PathBuf>, prefix: OsString) -> Result<Vec<(Key, Input)
 /// Maximum size of a value.
 async fn largest_node(store: &StoreClient) -> Result<u64, Failure> {
     let stat = store.client.stat(store.deadline()).await.map_err(|error| store.explain(&error))?;
-    Ok(stat.nodes.iter().map(|node| node.usage.capacity).max().unwrap_or(u64::MAX))
+    Ok(largest(stat.nodes.iter().map(|node| node.usage.capacity)))
+}
+
+/// The largest of these capacities. A node that drains or has not reported yet has none, which says nothing
+/// about the value: whether the put can wait for it is for the store to say.
+fn largest(capacities: impl Iterator<Item = u64>) -> u64 {
+    capacities.filter(|it| *it > 0).max().unwrap_or(u64::MAX)
 }
 
 fn report(key: &Key, bytes: u64, wanted: u32, stored: &Stored, console: &mut Console) -> Result<(), Failure> {
@@ -191,4 +197,15 @@ fn report(key: &Key, bytes: u64, wanted: u32, stored: &Stored, console: &mut Con
         ));
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nodes_that_have_not_reported_limit_no_value() {
+        assert_eq!(largest([0, 7, 3].into_iter()), 7);
+        assert_eq!((largest([0].into_iter()), largest([].into_iter())), (u64::MAX, u64::MAX));
+    }
 }
