@@ -214,6 +214,12 @@ fn answers(
             Err(Error::Unreachable { what: why })
         }
         (PutOutcome::Full(_) | PutOutcome::NoNode, Some(_)) => Err(Error::timeout("the put")),
+        // The bytes were to come with the request that failed.
+        (PutOutcome::Unreachable(Unreached::Call(id)), Some(why))
+            if !is_late && !failures.contains_key(&id) =>
+        {
+            Err(Error::Unreachable { what: why })
+        }
         (outcome, _) => answer(outcome, put, failures, is_late),
     });
     answers.collect()
@@ -524,6 +530,16 @@ mod tests {
         assert_eq!(found(Unreached::Call(NeedId(1)), true), alike());
         assert_eq!(found(Unreached::Other("gone"), false), alike());
         assert_eq!(found(Unreached::Other("gone"), true), Error::timeout("the put"));
+    }
+
+    #[test]
+    fn bytes_that_were_not_sent_are_the_reason() {
+        let puts = [Put::new(Key::new(b"k").unwrap(), b"v")];
+        let outcome = vec![PutOutcome::Unreachable(Unreached::Call(NeedId(1)))];
+        let nodes = BTreeMap::from([(0, "the node ended".to_owned())]);
+        let unwritten = Unwritten { nodes, ..Unwritten::default() };
+        let found = answers(&puts, outcome, unwritten, &Failures::new(), false).remove(0);
+        assert_eq!(found.unwrap_err(), Error::Unreachable { what: "the node ended".to_owned() });
     }
 
     #[test]
