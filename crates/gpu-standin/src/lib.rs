@@ -39,7 +39,9 @@ thread_local! {
     static CONTEXTS: RefCell<Vec<u64>> = const { RefCell::new(Vec::new()) };
 }
 
-const KERNEL: u64 = 0xc0de;
+const MODULE: u64 = 0xc0de;
+/// The kernels and the maximum number of threads of a block. A handle is that of the module, plus the number.
+const KERNELS: [(&str, u32); 2] = [("tiffin_copy", 1024), ("tiffin_move", 32)];
 const CONTEXT: u64 = 0xc000;
 const PAGE: u64 = 4096;
 
@@ -403,6 +405,12 @@ export! {
 
     /// Creates a stream.
     fn cuStreamCreate(stream: *mut Handle, flags: c_uint) {
+        // SAFETY: the caller's contract.
+        unsafe { cuStreamCreateWithPriority(stream, flags, 0) }
+    }
+
+    /// Creates a stream. The priority has no effect.
+    fn cuStreamCreateWithPriority(stream: *mut Handle, flags: c_uint, _priority: c_int) {
         within(|state, device| {
             let handle = state.handle();
             state.streams.insert(handle, Stream::new(device, flags & 1 == 0));
@@ -480,25 +488,26 @@ export! {
         within(|state, _| {
             // SAFETY: the image is a text that ends with a zero.
             let text = unsafe { CStr::from_ptr(image.cast()) }.to_string_lossy();
-            if state.fails(Failing::LoadModule) || !text.contains(".visible .entry tiffin_copy(") {
+            let has_kernels = KERNELS.iter().all(|it| text.contains(&format!(".visible .entry {}(", it.0)));
+            if state.fails(Failing::LoadModule) || !has_kernels {
                 return INVALID_IMAGE;
             }
             // SAFETY: the caller's contract.
-            if unsafe { store(module, pointer(KERNEL).cast()) } { OK } else { INVALID_VALUE }
+            if unsafe { store(module, pointer(MODULE).cast()) } { OK } else { INVALID_VALUE }
         })
     }
 
     /// Finds a kernel.
     fn cuModuleGetFunction(function: *mut Handle, module: Handle, name: *const c_char) {
         // SAFETY: the name ends with a zero.
-        if number(module) != KERNEL || unsafe { CStr::from_ptr(name) } != c"tiffin_copy" {
-            return NOT_FOUND;
-        }
+        let name = unsafe { CStr::from_ptr(name) };
+        let found = KERNELS.iter().position(|it| it.0.as_bytes() == name.to_bytes());
+        let Some(found) = found.filter(|_| number(module) == MODULE) else { return NOT_FOUND };
         // SAFETY: the caller's contract.
-        if unsafe { store(function, pointer(KERNEL).cast()) } { OK } else { INVALID_VALUE }
+        if unsafe { store(function, pointer(MODULE + found as u64).cast()) } { OK } else { INVALID_VALUE }
     }
 
-    /// Launches the copy kernel.
+    /// Launches a kernel: both copy units.
     fn cuLaunchKernel(
         function: Handle,
         blocks: c_uint,
@@ -513,7 +522,8 @@ export! {
         _extra: *mut *mut c_void,
     ) {
         within(|state, _| {
-            if number(function) != KERNEL || blocks == 0 || threads == 0 || threads > 1024 {
+            let kernel = number(function).checked_sub(MODULE).and_then(|it| KERNELS.get(it as usize));
+            if blocks == 0 || threads == 0 || kernel.is_none_or(|it| threads > it.1) {
                 return INVALID_VALUE;
             }
             if state.fails(Failing::Launch) {

@@ -329,13 +329,18 @@ impl State {
 
     /// Carries out work up to marks, and reports the first error.
     pub(crate) fn run_all(&mut self, marks: &[(u64, u64)]) -> i32 {
+        let status = self.run_marked(marks);
+        if self.broken == OK { status } else { self.broken }
+    }
+
+    fn run_marked(&mut self, marks: &[(u64, u64)]) -> i32 {
         let mut status = OK;
         for (stream, up_to) in marks {
             self.run(*stream, *up_to);
             let error = self.streams.get_mut(stream).map_or(OK, |it| std::mem::replace(&mut it.error, OK));
             status = if status == OK { error } else { status };
         }
-        if self.broken == OK { status } else { self.broken }
+        status
     }
 
     fn run(&mut self, stream: u64, up_to: u64) {
@@ -348,10 +353,8 @@ impl State {
             found.done += 1;
             self.counts.pending -= 1;
             let status = match work {
-                Work::Wait(marks) => {
-                    marks.iter().for_each(|(other, up_to)| self.run(*other, *up_to));
-                    OK
-                }
+                // The error of a stream reaches those that wait for it.
+                Work::Wait(marks) => self.run_marked(&marks),
                 _ if self.fails(Failing::Running) => UNKNOWN,
                 work => self.carry_out(&work),
             };

@@ -11,6 +11,9 @@ from importlib import metadata
 
 HERE = pathlib.Path(__file__).resolve().parent
 PACKAGE = "nvidia-cuda-nvrtc-cu11"
+# This NVRTC has no attribute for the number of registers.
+MOVE_BOUNDS = ".maxntid 32, 1, 1\n"
+MOVE_REGISTERS = ".maxnreg 32\n"
 OPTIONS = (b"--gpu-architecture=compute_75", b"--std=c++14", b"--restrict")
 
 
@@ -29,6 +32,8 @@ def main() -> int:
     sys.stderr.write(text(nvrtc, "ProgramLog", program))
     check(status)
     ptx = text(nvrtc, "PTX", program)
+    assert ptx.count(MOVE_BOUNDS) == 1, "the bounds of tiffin_move"
+    ptx = ptx.replace(MOVE_BOUNDS, MOVE_BOUNDS + MOVE_REGISTERS)
     (HERE / "copy.ptx").write_text(ptx)
     return 0
 

@@ -4,6 +4,10 @@
 // 1,024 threads fill a PCIe link. Units whose source and target have different alignments are copied in
 // words of 4 bytes or in bytes.
 //
+// `tiffin_copy` accesses host memory. `tiffin_move` copies between ranges of the device, beside other kernels:
+// a block is one warp with 32 registers (`compile.py` sets that), which fits beside the blocks of a matrix
+// product that uses all but 1,024 registers of a multiprocessor. A larger block has to wait for their end.
+//
 // `make kernels` compiles this file to `copy.ptx`.
 
 struct Unit {
@@ -45,7 +49,7 @@ static __device__ void copy_words(const char *source, char *target, unsigned lon
     copy_bytes(source + done, target + done, len - done, lane);
 }
 
-extern "C" __global__ void __launch_bounds__(1024) tiffin_copy(const Unit *units, unsigned count) {
+static __device__ __forceinline__ void copy_units(const Unit *units, unsigned count) {
     const unsigned lane = threadIdx.x % 32;
     const unsigned warps = gridDim.x * (blockDim.x / 32);
     for (unsigned at = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32; at < count; at += warps) {
@@ -61,4 +65,12 @@ extern "C" __global__ void __launch_bounds__(1024) tiffin_copy(const Unit *units
             copy_bytes(source, target, unit.len, lane);
         }
     }
+}
+
+extern "C" __global__ void __launch_bounds__(1024) tiffin_copy(const Unit *units, unsigned count) {
+    copy_units(units, count);
+}
+
+extern "C" __global__ void __launch_bounds__(32) tiffin_move(const Unit *units, unsigned count) {
+    copy_units(units, count);
 }

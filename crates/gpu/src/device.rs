@@ -1,6 +1,6 @@
 //! One device: its primary context, and the streams, lists and memory that transfers use.
 //!
-//! **Invariant:** a channel, a ticket or a gather buffer has one owner, and returns only after its work has
+//! **Invariant:** a channel, a ticket or a memory for pages has one owner, and returns only after its work has
 //! ended.
 
 use std::ffi::CStr;
@@ -21,18 +21,19 @@ pub const QUEUED_MAX: usize = 128;
 pub(crate) const UNITS_MAX: usize = 16 << 10;
 /// Size of a unit in the list: source, target, length.
 pub(crate) const UNIT_WORDS: usize = 3;
-/// Parts of a gather buffer: some are filled while others are copied.
-pub(crate) const GATHER_PARTS: usize = 4;
-/// Maximum number of gather buffers of a device: one transfer gathers while another copies.
-pub(crate) const GATHERS_MAX: usize = 2;
+/// Parts of a memory for pages: some are filled while others are emptied.
+pub(crate) const PAGES_PARTS: usize = 4;
+/// Maximum number of them for each direction: the kernel of one transfer runs beside the copies of another.
+pub(crate) const PAGES_MAX: usize = 2;
 
 /// Statuses of the driver for a call that it does not support.
 const INVALID_VALUE: i32 = 1;
 const NOT_SUPPORTED: i32 = 801;
 
-/// The copy kernel, from `kernels/copy.cu`.
+/// The kernels, from `kernels/copy.cu`.
 const PTX: &[u8] = concat!(include_str!("../kernels/copy.ptx"), "\0").as_bytes();
-const KERNEL: &CStr = c"tiffin_copy";
+/// The highest priority that a device has.
+const FIRST: i32 = i32::MIN;
 
 /// A device.
 pub(crate) struct Device {
@@ -40,10 +41,12 @@ pub(crate) struct Device {
     ordinal: u32,
     context: Opaque,
     can_register_read_only: bool,
-    kernel: OnceLock<Option<Opaque>>,
+    multiprocessors: u32,
+    kernels: OnceLock<Option<Kernels>>,
     channels: Mutex<Channels>,
     tickets: Mutex<Tickets>,
-    gathers: Mutex<Gathers>,
+    /// Of saves and of loads.
+    pages: [Mutex<FreePages>; 2],
     /// Events of fences that are over.
     events: Mutex<Vec<Opaque>>,
     /// Whether lists of copies work.
@@ -66,18 +69,29 @@ struct Tickets {
 }
 
 #[derive(Default)]
-struct Gathers {
-    free: Vec<Gather>,
+struct FreePages {
+    free: Vec<Pages>,
     made: usize,
     /// There is no memory for more, or they are switched off.
     is_full: bool,
 }
 
+/// The kernels. Each takes a list of units.
+#[derive(Clone, Copy)]
+pub(crate) struct Kernels {
+    /// Copies between host and device.
+    pub(crate) copy: Opaque,
+    /// Copies on the device, beside other kernels.
+    pub(crate) mover: Opaque,
+    /// Blocks and threads of [`Self::mover`].
+    pub(crate) mover_grid: (u32, u32),
+}
+
 /// What one part of a transfer needs to run.
 pub(crate) struct Channel {
     pub(crate) stream: Opaque,
-    /// For copies that follow a gather.
-    pub(crate) second: Opaque,
+    /// For kernels that move pages on the device. They come first, because copies wait for them.
+    pub(crate) moves: Opaque,
     pub(crate) done: Opaque,
     pub(crate) ordered: Opaque,
     units: Option<Units>,
@@ -96,12 +110,14 @@ pub(crate) struct Units {
     pub(crate) device: u64,
 }
 
-/// Device memory in which pages are gathered.
-pub(crate) struct Gather {
+/// Device memory in which pages follow each other, so that the copy engine copies many at once.
+pub(crate) struct Pages {
+    direction: Direction,
     pub(crate) start: u64,
     pub(crate) part_bytes: u64,
-    pub(crate) gathered: [Opaque; GATHER_PARTS],
-    pub(crate) copied: [Opaque; GATHER_PARTS],
+    /// Events for each part.
+    pub(crate) filled: [Opaque; PAGES_PARTS],
+    pub(crate) emptied: [Opaque; PAGES_PARTS],
 }
 
 impl Device {
@@ -111,16 +127,18 @@ impl Device {
             let why = format!("device {ordinal} has no unified addresses");
             return Err(DeviceError::Unusable { library: driver.library().display().to_string(), why });
         }
-        let can_gather = Settings::get().gather_bytes > 0 && Settings::get().kernels;
+        let has_pages = Settings::get().gather_bytes > 0 && Settings::get().kernels;
+        let pages = || Mutex::new(FreePages { is_full: !has_pages, ..FreePages::default() });
         Ok(Self {
             driver,
             ordinal,
             context: driver.primary_context(handle)?,
             can_register_read_only: driver.can_register_read_only(handle),
-            kernel: OnceLock::new(),
+            multiprocessors: driver.multiprocessors(handle),
+            kernels: OnceLock::new(),
             channels: Mutex::default(),
             tickets: Mutex::default(),
-            gathers: Mutex::new(Gathers { is_full: !can_gather, ..Gathers::default() }),
+            pages: [pages(), pages()],
             events: Mutex::default(),
             has_batch: AtomicBool::new(driver.has_batch()),
             saved: AtomicU64::new(0),
@@ -208,14 +226,21 @@ impl Device {
         lock(&self.events).push(event);
     }
 
-    /// The copy kernel; `None` if the device cannot load it, or it is switched off.
-    pub(crate) fn kernel(&self, current: &Current<'_>) -> Option<Opaque> {
-        *self.kernel.get_or_init(|| {
+    /// The kernels; `None` if the device cannot load them, or they are switched off.
+    pub(crate) fn kernels(&self, current: &Current<'_>) -> Option<Kernels> {
+        *self.kernels.get_or_init(|| {
             if !Settings::get().kernels {
                 return None;
             }
             let ptx = CStr::from_bytes_with_nul(PTX).ok()?;
-            let loaded = current.load_kernel(ptx, KERNEL);
+            let load = || {
+                let module = current.load_module(ptx)?;
+                let copy = current.kernel(module, c"tiffin_copy")?;
+                let mover = current.kernel(module, c"tiffin_move")?;
+                // A block is one warp: the bounds of the kernel say so.
+                Ok(Kernels { copy, mover, mover_grid: (self.multiprocessors, 32) })
+            };
+            let loaded = load();
             let failed = |error: &DeviceError| {
                 tracing::warn!(device = self.ordinal, "pages are copied without a kernel: {error}");
             };
@@ -223,13 +248,18 @@ impl Device {
         })
     }
 
+    fn free_pages(&self, direction: Direction) -> MutexGuard<'_, FreePages> {
+        let [saves, loads] = &self.pages;
+        lock(if direction == Direction::Save { saves } else { loads })
+    }
+
     /// What is possible now.
-    pub(crate) fn abilities(&self, current: &Current<'_>) -> Abilities {
-        let gathers = lock(&self.gathers);
-        let gather = !gathers.free.is_empty() || !gathers.is_full;
-        drop(gathers);
+    pub(crate) fn abilities(&self, current: &Current<'_>, direction: Direction) -> Abilities {
+        let free = self.free_pages(direction);
+        let pages = !free.free.is_empty() || !free.is_full;
+        drop(free);
         let batch = self.has_batch.load(Ordering::Relaxed);
-        Abilities { batch, kernel: self.kernel(current).is_some(), gather }
+        Abilities { batch, kernel: self.kernels(current).is_some(), pages }
     }
 
     /// Whether a list of copies failed because this driver takes no such lists: then none is made again.
@@ -241,27 +271,27 @@ impl Device {
         is_refused
     }
 
-    /// A gather buffer; `None` if other transfers use all, or there is no memory for one.
-    pub(crate) fn take_gather(&self, current: &Current<'_>) -> Option<Gather> {
-        let mut gathers = lock(&self.gathers);
-        if gathers.free.is_empty() && !gathers.is_full {
-            match Gather::new(current) {
-                Ok(gather) => {
-                    gathers.free.push(gather);
-                    gathers.made += 1;
-                    gathers.is_full = gathers.made == GATHERS_MAX;
+    /// Memory for pages; `None` if other transfers of this direction use all, or the device has too little.
+    pub(crate) fn take_pages(&self, current: &Current<'_>, direction: Direction) -> Option<Pages> {
+        let mut free = self.free_pages(direction);
+        if free.free.is_empty() && !free.is_full {
+            match Pages::new(current, direction) {
+                Ok(pages) => {
+                    free.free.push(pages);
+                    free.made += 1;
+                    free.is_full = free.made == PAGES_MAX;
                 }
                 Err(error) => {
-                    tracing::warn!(device = self.ordinal, "no more memory for pages to be gathered: {error}");
-                    gathers.is_full = true;
+                    tracing::warn!(device = self.ordinal, "no more device memory to sort pages in: {error}");
+                    free.is_full = true;
                 }
             }
         }
-        gathers.free.pop()
+        free.free.pop()
     }
 
-    pub(crate) fn return_gather(&self, gather: Gather) {
-        lock(&self.gathers).free.push(gather);
+    pub(crate) fn return_pages(&self, pages: Pages) {
+        self.free_pages(pages.direction).free.push(pages);
     }
 
     /// Counts bytes that were moved, and those of them that went through the ring.
@@ -283,8 +313,8 @@ impl Device {
 impl Channel {
     fn new(current: &Current<'_>) -> Result<Self, DeviceError> {
         Ok(Self {
-            stream: current.create_stream()?,
-            second: current.create_stream()?,
+            stream: current.create_stream(0)?,
+            moves: current.create_stream(FIRST)?,
             done: current.create_event()?,
             ordered: current.create_event()?,
             units: None,
@@ -298,11 +328,11 @@ impl Channel {
 
     /// Waits until its streams have no work, then gives it back. Channels of broken streams are discarded.
     pub(crate) fn finish(self, device: &Device, current: &Current<'_>) -> Result<(), DeviceError> {
-        let finished = current.synchronize(self.stream).and(current.synchronize(self.second));
+        let finished = current.synchronize(self.stream).and(current.synchronize(self.moves));
         match finished {
             Ok(()) => device.return_channel(self),
             Err(_) => {
-                current.destroy(&[self.stream, self.second], &[self.done, self.ordered]);
+                current.destroy(&[self.stream, self.moves], &[self.done, self.ordered]);
                 device.discard_channel();
             }
         }
@@ -327,26 +357,18 @@ fn allocated(units: &mut Option<Units>, current: &Current<'_>) -> Result<Units, 
     Ok(*units.insert(Units { host, device }))
 }
 
-impl Gather {
-    fn new(current: &Current<'_>) -> Result<Self, DeviceError> {
-        let part_bytes = (Settings::get().gather_bytes / GATHER_PARTS as u64).max(1 << 20) & !0xffff;
-        let mut gathered = [None; GATHER_PARTS];
-        let mut copied = [None; GATHER_PARTS];
-        for event in gathered.iter_mut().chain(&mut copied) {
-            *event = Some(current.create_event()?);
+impl Pages {
+    fn new(current: &Current<'_>, direction: Direction) -> Result<Self, DeviceError> {
+        let part_bytes = (Settings::get().gather_bytes / PAGES_PARTS as u64).max(1 << 20) & !0xffff;
+        let mut events = Vec::with_capacity(2 * PAGES_PARTS);
+        for _ in 0..2 * PAGES_PARTS {
+            events.push(current.create_event()?);
         }
-        let start = current.allocate(part_bytes * GATHER_PARTS as u64)?;
-        let missing = || DeviceError::NoDriver;
-        let all = |events: [Option<Opaque>; GATHER_PARTS]| -> Result<[Opaque; GATHER_PARTS], DeviceError> {
-            let [a, b, c, d] = events;
-            Ok([
-                a.ok_or_else(missing)?,
-                b.ok_or_else(missing)?,
-                c.ok_or_else(missing)?,
-                d.ok_or_else(missing)?,
-            ])
-        };
-        Ok(Self { start, part_bytes, gathered: all(gathered)?, copied: all(copied)? })
+        let (filled, emptied) = events.split_at(PAGES_PARTS);
+        let all = |events: &[Opaque]| events.try_into().map_err(|_| DeviceError::NoDriver);
+        let (filled, emptied) = (all(filled)?, all(emptied)?);
+        let start = current.allocate(part_bytes * PAGES_PARTS as u64)?;
+        Ok(Self { direction, start, part_bytes, filled, emptied })
     }
 }
 

@@ -18,6 +18,7 @@ use crate::{DeviceError, Stream};
 pub(crate) const DEVICES_MAX: usize = 64;
 
 const ATTRIBUTE_READ_ONLY_REGISTER: c_int = 113;
+const ATTRIBUTE_MULTIPROCESSORS: c_int = 16;
 const ATTRIBUTE_UNIFIED_ADDRESSING: c_int = 41;
 const POINTER_CONTEXT: c_int = 1;
 const POINTER_MEMORY_TYPE: c_int = 2;
@@ -232,6 +233,11 @@ impl Driver {
         self.attribute(handle, ATTRIBUTE_READ_ONLY_REGISTER) == 1
     }
 
+    /// Number of multiprocessors.
+    pub(crate) fn multiprocessors(&self, handle: DeviceHandle) -> u32 {
+        self.attribute(handle, ATTRIBUTE_MULTIPROCESSORS).max(1).cast_unsigned()
+    }
+
     pub(crate) fn has_unified_addresses(&self, handle: DeviceHandle) -> bool {
         self.attribute(handle, ATTRIBUTE_UNIFIED_ADDRESSING) == 1
     }
@@ -374,11 +380,12 @@ impl Current<'_> {
         self.driver.check("cuMemHostUnregister", status)
     }
 
-    pub(crate) fn create_stream(&self) -> Result<Opaque, DeviceError> {
-        let mut stream = NULL;
+    /// Creates a stream. The driver limits the priority to what the device has; a lower number comes first.
+    pub(crate) fn create_stream(&self, priority: c_int) -> Result<Opaque, DeviceError> {
+        let (mut stream, flags) = (NULL, STREAM_NON_BLOCKING);
         // SAFETY: the target is valid.
-        let status = unsafe { (self.driver.functions.create_stream)(&raw mut stream, STREAM_NON_BLOCKING) };
-        self.driver.check("cuStreamCreate", status).map(|()| Opaque::new(stream))
+        let status = unsafe { (self.driver.functions.create_stream)(&raw mut stream, flags, priority) };
+        self.driver.check("cuStreamCreateWithPriority", status).map(|()| Opaque::new(stream))
     }
 
     pub(crate) fn create_event(&self) -> Result<Opaque, DeviceError> {
@@ -505,17 +512,21 @@ impl Current<'_> {
         self.driver.check("cuMemcpyBatchAsync", status)
     }
 
-    /// Loads the kernel `name` from PTX, which must end with a zero.
-    pub(crate) fn load_kernel(&self, ptx: &CStr, name: &CStr) -> Result<Opaque, DeviceError> {
-        let (mut module, mut function) = (NULL, NULL);
-        // SAFETY: both texts end with a zero, and the targets are valid. The module is never unloaded.
-        unsafe {
-            let status = (self.driver.functions.load_module)(&raw mut module, ptx.as_ptr().cast());
-            self.driver.check("cuModuleLoadData", status)?;
-            let status = (self.driver.functions.module_function)(&raw mut function, module, name.as_ptr());
-            self.driver.check("cuModuleGetFunction", status)?;
-        }
-        Ok(Opaque::new(function))
+    /// Loads a module from PTX.
+    pub(crate) fn load_module(&self, ptx: &CStr) -> Result<Opaque, DeviceError> {
+        let mut module = NULL;
+        // SAFETY: the text ends with a zero, and the target is valid. The module is never unloaded.
+        let status = unsafe { (self.driver.functions.load_module)(&raw mut module, ptx.as_ptr().cast()) };
+        self.driver.check("cuModuleLoadData", status).map(|()| Opaque::new(module))
+    }
+
+    /// A kernel of a module.
+    pub(crate) fn kernel(&self, module: Opaque, name: &CStr) -> Result<Opaque, DeviceError> {
+        let mut kernel = NULL;
+        let find = self.driver.functions.module_function;
+        // SAFETY: the module is loaded, the name ends with a zero, and the target is valid.
+        let status = unsafe { find(&raw mut kernel, module.handle(), name.as_ptr()) };
+        self.driver.check("cuModuleGetFunction", status).map(|()| Opaque::new(kernel))
     }
 
     /// Launches the copy kernel over a list of `count` units in device memory.

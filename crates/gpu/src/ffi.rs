@@ -103,7 +103,7 @@ functions! {
     host_device_pointer = "cuMemHostGetDevicePointer_v2"(*mut DevicePtr, *mut c_void, c_uint);
     copy_to_device = "cuMemcpyHtoDAsync_v2"(DevicePtr, *const c_void, usize, Handle);
     copy_to_host = "cuMemcpyDtoHAsync_v2"(*mut c_void, DevicePtr, usize, Handle);
-    create_stream = "cuStreamCreate"(*mut Handle, c_uint);
+    create_stream = "cuStreamCreateWithPriority"(*mut Handle, c_uint, c_int);
     destroy_stream = "cuStreamDestroy_v2"(Handle);
     synchronize_stream = "cuStreamSynchronize"(Handle);
     is_capturing = "cuStreamIsCapturing"(Handle, *mut c_int);

@@ -148,17 +148,17 @@ fn submit(
     let bytes = pieces.iter().map(|it| it.len).sum();
     let direction = Direction::Load;
     let shape = Shape { direction, pieces: pieces.len(), host_runs: host_runs(&pieces), bytes };
-    let can = device.abilities(current);
+    let can = device.abilities(current, direction);
     // The driver takes no lists of copies on the legacy default stream.
     let batch = can.batch && stream != opaque(Stream::Legacy);
     let kernel = can.kernel && list.len() <= UNITS_MAX;
-    let way = choose(shape, Load::Busy, Abilities { batch, kernel, ..can });
+    let way = choose(shape, Load::Busy, Abilities { batch, kernel, pages: false });
     if way == Way::Kernel
-        && let Some(kernel) = device.kernel(current)
+        && let Some(kernels) = device.kernels(current)
         && let Ok(units) = ticket.units(current)
     {
         let sent = send_list(current, units, stream, 0, &kernel_units(direction, list, bytes))?;
-        return launch(current, kernel, LOAD_GRID, sent, stream);
+        return launch(current, kernels.copy, LOAD_GRID, sent, stream);
     }
     // Where a kernel cannot be used, the engine can.
     let way = if batch && way == Way::Kernel { Way::Batch } else { way };

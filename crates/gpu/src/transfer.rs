@@ -14,7 +14,7 @@ use std::collections::VecDeque;
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
-use crate::device::{Channel, Chunk, Device, GATHER_PARTS, Gather, UNIT_WORDS, UNITS_MAX, Units};
+use crate::device::{Channel, Chunk, Device, Kernels, PAGES_PARTS, Pages, UNIT_WORDS, UNITS_MAX, Units};
 use crate::driver::{Current, Driver, Opaque};
 use crate::pieces::{Piece, host_runs, merged};
 use crate::policy::{Abilities, Direction, Shape, Way, choose};
@@ -41,8 +41,6 @@ const SAVE_GRID: (u32, u32) = (8, 1024);
 /// Blocks and threads of a kernel that reads host memory. It is as fast as with more, which take more of the
 /// device from other kernels.
 pub(crate) const LOAD_GRID: (u32, u32) = (4, 512);
-/// Blocks and threads of a kernel that gathers on the device.
-const GATHER_GRID: (u32, u32) = (32, 1024);
 /// Maximum number of warps of [`SAVE_GRID`] and [`LOAD_GRID`].
 const WARPS: u64 = 256;
 
@@ -58,7 +56,8 @@ pub(crate) struct Direct {
 
 struct Flight {
     channel: Channel,
-    gather: Option<Gather>,
+    /// The memory that it goes through on the device.
+    pages: Option<Pages>,
     /// The chunk that it goes through, and the pieces of the caller in it, in order.
     staged: Option<(Chunk, Vec<Piece>)>,
     bytes: u64,
@@ -190,7 +189,7 @@ impl Transfer {
     fn begin_flight(&mut self, current: &Current<'_>) -> Result<bool, DeviceError> {
         let Some(first) = self.todo.front().copied() else { return Ok(false) };
         let Some(channel) = self.device.take_channel(current)? else { return Ok(false) };
-        let mut flight = Flight { channel, gather: None, staged: None, bytes: 0 };
+        let mut flight = Flight { channel, pages: None, staged: None, bytes: 0 };
         let direct = if registered::find(first.host).is_some() {
             self.next_direct()
         } else {
@@ -267,10 +266,10 @@ impl Transfer {
     /// Waits for copies that have begun, without using their bytes.
     fn abandon(&mut self, current: &Current<'_>) {
         for flight in self.flights.drain(..) {
-            let Flight { channel, gather, .. } = flight;
+            let Flight { channel, pages, .. } = flight;
             let finished = channel.finish(self.device, current);
-            if let (Ok(()), Some(gather)) = (finished, gather) {
-                self.device.return_gather(gather);
+            if let (Ok(()), Some(pages)) = (finished, pages) {
+                self.device.return_pages(pages);
             }
         }
         if let Order::Waiting(channel) = std::mem::replace(&mut self.order, Order::Done) {
@@ -326,8 +325,8 @@ impl Flight {
     /// Gives back what a finished flight has used.
     fn end(self, device: &Device) {
         device.return_channel(self.channel);
-        if let Some(gather) = self.gather {
-            device.return_gather(gather);
+        if let Some(pages) = self.pages {
+            device.return_pages(pages);
         }
     }
 }
@@ -343,26 +342,26 @@ fn submit(
 ) -> Result<(), DeviceError> {
     let pieces: Vec<_> = list.iter().map(|it| it.piece).collect();
     let shape = Shape { direction, pieces: pieces.len(), host_runs: host_runs(&pieces), bytes: flight.bytes };
-    let abilities = device.abilities(current);
+    let abilities = device.abilities(current, direction);
     let mut way = choose(shape, load, abilities);
-    if way == Way::Gather {
-        flight.gather = device.take_gather(current);
-        if flight.gather.is_none() {
-            way = choose(shape, load, Abilities { gather: false, ..abilities });
+    if way == Way::Staged {
+        flight.pages = device.take_pages(current, direction);
+        if flight.pages.is_none() {
+            way = choose(shape, load, Abilities { pages: false, ..abilities });
         }
     }
-    let (stream, second, done) = (flight.channel.stream, flight.channel.second, flight.channel.done);
-    match (way, device.kernel(current), &flight.gather) {
-        (Way::Kernel, Some(kernel), _) => {
+    let (stream, moves, done) = (flight.channel.stream, flight.channel.moves, flight.channel.done);
+    match (way, device.kernels(current), &flight.pages) {
+        (Way::Kernel, Some(kernels), _) => {
             let grid = if direction == Direction::Load { LOAD_GRID } else { SAVE_GRID };
             let units = kernel_units(direction, list, flight.bytes);
             let list = send_list(current, flight.channel.units(current)?, stream, 0, &units)?;
-            launch(current, kernel, grid, list, stream)?;
+            launch(current, kernels.copy, grid, list, stream)?;
             current.record(done, stream)
         }
-        (Way::Gather, Some(kernel), Some(gather)) => {
-            gather_and_copy(current, &mut flight.channel, gather, kernel, list)?;
-            current.record(done, second)
+        (Way::Staged, Some(kernels), Some(pages)) => {
+            copy_staged(current, &mut flight.channel, pages, kernels, direction, list)?;
+            current.record(done, if direction == Direction::Save { stream } else { moves })
         }
         _ => {
             copy_directly(device, current, direction, &pieces, way, stream)?;
@@ -461,45 +460,52 @@ pub(crate) fn launch(
     unsafe { current.launch(kernel, grid, list, stream) }
 }
 
-/// A part of the gather buffer: its units in the list, and the copies from there.
+/// A part of a transfer through memory of the device: its units in the list, and the copies between that
+/// memory and the host.
 struct Part {
     units: Range<usize>,
     copies: Vec<Piece>,
 }
 
-/// Gathers parts on the first stream, and copies each from there on the second.
-///
-/// Beside other work a kernel waits until some of it ends. So the lists of several parts are copied at once,
-/// and their kernels follow each other with nothing in between: then they wait only once.
-fn gather_and_copy(
+/// Copies by way of device memory in which the pages follow each other: a kernel moves them there or from
+/// there, and the copy engine copies whole parts, on a stream of its own.
+fn copy_staged(
     current: &Current<'_>,
     channel: &mut Channel,
-    gather: &Gather,
-    kernel: Opaque,
+    pages: &Pages,
+    kernels: Kernels,
+    direction: Direction,
     list: &[Direct],
 ) -> Result<(), DeviceError> {
-    let (stream, second) = (channel.stream, channel.second);
+    let (stream, moves) = (channel.stream, channel.moves);
     let mut left: VecDeque<Direct> = list.iter().copied().collect();
     let (mut first, mut is_first_round) = (0, true);
     while !left.is_empty() {
-        let (units, parts) = next_parts(&mut left, gather);
+        let (units, parts) = next_parts(&mut left, pages, direction);
         if first + units.len() > UNITS_MAX {
-            // The memory for lists is used up: it is free again when the first stream has no work.
-            current.synchronize(stream)?;
+            // The memory for lists is used up: it is free again when the kernels have ended.
+            current.synchronize(moves)?;
             first = 0;
         }
-        let (start, _) = send_list(current, channel.units(current)?, stream, first, &units)?;
-        let events = gather.gathered.iter().zip(&gather.copied);
-        for (part, (gathered, copied)) in parts.iter().zip(events) {
-            if !is_first_round {
-                current.wait(stream, *copied)?;
-            }
+        let (start, _) = send_list(current, channel.units(current)?, moves, first, &units)?;
+        let events = pages.filled.iter().zip(&pages.emptied);
+        for (part, (filled, emptied)) in parts.iter().zip(events) {
             let at = start + (part.units.start * UNIT_WORDS * 8) as u64;
-            launch(current, kernel, GATHER_GRID, (at, part.units.len() as u32), stream)?;
-            current.record(*gathered, stream)?;
-            current.wait(second, *gathered)?;
-            copy_all(current, Direction::Save, &part.copies, false, second)?;
-            current.record(*copied, second)?;
+            let units = (at, part.units.len() as u32);
+            let move_pages = || launch(current, kernels.mover, kernels.mover_grid, units, moves);
+            let copy = || copy_all(current, direction, &part.copies, false, stream);
+            let (filling, emptying) = match direction {
+                Direction::Save => (moves, stream),
+                Direction::Load => (stream, moves),
+            };
+            if !is_first_round {
+                current.wait(filling, *emptied)?;
+            }
+            if direction == Direction::Save { move_pages() } else { copy() }?;
+            current.record(*filled, filling)?;
+            current.wait(emptying, *filled)?;
+            if direction == Direction::Save { copy() } else { move_pages() }?;
+            current.record(*emptied, emptying)?;
         }
         first += units.len();
         is_first_round = false;
@@ -507,51 +513,57 @@ fn gather_and_copy(
     Ok(())
 }
 
-/// The next pieces as parts of the gather buffer, as many as it has, and the list of their units.
-fn next_parts(left: &mut VecDeque<Direct>, gather: &Gather) -> (Vec<[u64; UNIT_WORDS]>, Vec<Part>) {
+/// The next pieces as parts of the memory for pages, as many as it has, and the list of their units.
+fn next_parts(
+    left: &mut VecDeque<Direct>,
+    pages: &Pages,
+    direction: Direction,
+) -> (Vec<[u64; UNIT_WORDS]>, Vec<Part>) {
     let (mut units, mut parts) = (Vec::new(), Vec::new());
-    for number in 0..GATHER_PARTS {
+    for number in 0..PAGES_PARTS {
         let first = units.len();
-        let start = gather.start + number as u64 * gather.part_bytes;
-        let (more, copies) = next_part(left, start, gather.part_bytes, UNITS_MAX - first);
-        if more.is_empty() {
+        let start = pages.start + number as u64 * pages.part_bytes;
+        let copies = next_part(left, start..start + pages.part_bytes, direction, &mut units);
+        if copies.is_empty() {
             break;
         }
-        units.extend(more);
         parts.push(Part { units: first..units.len(), copies });
     }
     (units, parts)
 }
 
-/// The units that gather the next pieces into a part of the gather buffer, and the copies from there.
+/// Adds the units of the next pieces, which get this part of the memory for pages. Returns the copies between
+/// there and the host.
 fn next_part(
     left: &mut VecDeque<Direct>,
-    start: u64,
-    bytes: u64,
-    units_max: usize,
-) -> (Vec<[u64; UNIT_WORDS]>, Vec<Piece>) {
-    let (mut units, mut used) = (Vec::new(), 0);
-    // Pieces follow each other in the buffer. Those that do so in one pinned range become one copy.
+    part: Range<u64>,
+    direction: Direction,
+    units: &mut Vec<[u64; UNIT_WORDS]>,
+) -> Vec<Piece> {
+    let mut at = part.start;
+    // Pieces follow each other there. Those that do so in one pinned range become one copy.
     let mut copies: Vec<(Piece, u64)> = Vec::new();
-    while used < bytes && units.len() < units_max {
+    while at < part.end && units.len() < UNITS_MAX {
         let Some(next) = left.front_mut() else { break };
-        let (now, later) = next.piece.split_at((bytes - used).min(UNIT_BYTES_MAX));
-        let at = start + used;
-        units.push([now.device, at, now.len]);
+        let (now, later) = next.piece.split_at((part.end - at).min(UNIT_BYTES_MAX));
+        units.push(match direction {
+            Direction::Save => [now.device, at, now.len],
+            Direction::Load => [at, now.device, now.len],
+        });
         match copies.last_mut() {
             Some((copy, range_end)) if copy.host + copy.len == now.host && *range_end == next.range_end => {
                 copy.len += now.len;
             }
             _ => copies.push((Piece { device: at, ..now }, next.range_end)),
         }
-        used += now.len;
+        at += now.len;
         if later.len > 0 {
             next.piece = later;
         } else {
             left.pop_front();
         }
     }
-    (units, copies.into_iter().map(|(copy, _)| copy).collect())
+    copies.into_iter().map(|(copy, _)| copy).collect()
 }
 
 fn pointer(address: u64) -> *mut u8 {

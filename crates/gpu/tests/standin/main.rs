@@ -90,7 +90,7 @@ fn copies_end_where_registrations_end() {
         assert_eq!(registration.bytes(), bytes);
         let lists = [
             vec![Piece { device, host: host.start(), len: LEN as u64 }],
-            // Loads by a kernel, saves by a gather.
+            // Loads by a kernel, saves by way of device memory.
             scattered(device, host.start() + 1000, 4096, 1500),
             scattered(device, host.start() + 100, 65_536, 100),
             // The batch call.
@@ -297,11 +297,17 @@ fn scattered_pages_take_few_calls() {
         let copies = after.copies - before.copies;
         (copies, after.batched - before.batched, after.launches - before.launches)
     };
-    let (copies, batched, launches) = counted(Load, &pages);
+    // In parts of 1 MiB: a list, and a copy for each.
+    for direction in [Load, Save] {
+        let (copies, batched, launches) = counted(direction, &pages);
+        assert!(copies <= 16 && batched == 0 && launches == 8, "{copies} {batched} {launches}");
+    }
+    // Scattered on both sides.
+    let apart: Vec<_> = pages.iter().step_by(2).copied().collect();
+    let (copies, batched, launches) = counted(Load, &apart);
     assert!(copies <= 1 && batched == 0 && launches == 1, "{copies} {batched} {launches}");
-    // Gathered in parts of 1 MiB: a list and a copy for each.
-    let (copies, batched, launches) = counted(Save, &pages);
-    assert!(copies <= 16 && batched == 0 && launches == 8, "{copies} {batched} {launches}");
+    let (copies, batched, launches) = counted(Save, &apart);
+    assert!(copies == 0 && batched == 1000 && launches == 0, "{copies} {batched} {launches}");
     // One range of the device to one of the host.
     assert_eq!(counted(Save, &pieces(device, host.start(), &[4096; 2000], 0)), (1, 0, 0));
     // Large pieces.
@@ -321,7 +327,7 @@ const CALLS: [&str; 15] = [
     "cuMemcpyHtoDAsync_v2",
     "cuMemcpyDtoHAsync_v2",
     "cuMemcpyBatchAsync_v2",
-    "cuStreamCreate",
+    "cuStreamCreateWithPriority",
     "cuStreamSynchronize",
     "cuStreamWaitEvent",
     "cuEventCreate",
@@ -337,6 +343,7 @@ fn transfers_take_these_calls_and_no_others() {
     let registration = host.register(false);
     let whole = |len| vec![Piece { device, host: host.start(), len }];
     let pages = scattered(device, host.start(), 4096, 1000);
+    let apart = pages.iter().step_by(2).copied().collect();
     let copied = |name: &'static str| vec![(name, 1), ("cuEventRecord", 2)];
     for (direction, list, expected) in [
         (Save, whole(64 << 10), copied("cuMemcpyDtoHAsync_v2")),
@@ -345,9 +352,19 @@ fn transfers_take_these_calls_and_no_others() {
         // Adjacent pages are one copy.
         (Save, pieces(device, host.start(), &[4096; 1000], 0), copied("cuMemcpyDtoHAsync_v2")),
         (Load, scattered(device, host.start(), 512 << 10, 15), copied("cuMemcpyBatchAsync_v2")),
-        // The list of pages, and one kernel.
-        (Load, pages.clone(), vec![("cuMemcpyHtoDAsync_v2", 1), ("cuEventRecord", 2), ("cuLaunchKernel", 1)]),
-        // The list, and kernels that gather parts, of 1 MiB here, which are copied.
+        // Scattered on both sides: the list of pages, and one kernel.
+        (Load, apart, vec![("cuMemcpyHtoDAsync_v2", 1), ("cuEventRecord", 2), ("cuLaunchKernel", 1)]),
+        // The list, and kernels that move the pages of parts, of 1 MiB here, which are copied.
+        (
+            Load,
+            pages.clone(),
+            vec![
+                ("cuMemcpyHtoDAsync_v2", 5),
+                ("cuStreamWaitEvent", 4),
+                ("cuEventRecord", 10),
+                ("cuLaunchKernel", 4),
+            ],
+        ),
         (
             Save,
             pages,
@@ -360,7 +377,7 @@ fn transfers_take_these_calls_and_no_others() {
             ],
         ),
     ] {
-        // The first transfers make channels, lists and the gather buffer.
+        // The first transfers make channels, lists and the memory for pages.
         run(&PLACE, direction, &list).unwrap();
         run(&PLACE, direction, &list).unwrap();
         let before = CALLS.map(|it| standin.calls(it));
@@ -374,6 +391,55 @@ fn transfers_take_these_calls_and_no_others() {
         // The stand-in answers up to 3 queries of an event with "not ready".
         assert!(standin.calls("cuEventQuery") - asked <= 8, "{direction:?} {} pieces", list.len());
     }
+    drop(registration);
+    standin.free(device);
+}
+
+#[test]
+fn pages_are_loaded_by_way_of_device_memory() {
+    const PAGE: u64 = 4096;
+    let (_turn, standin) = standin();
+    let len = 20 << 20;
+    let (device, mut host) = (standin.alloc(2 * len), Host::new(len));
+    let registration = host.register(false);
+    // Parts end within pages, and so do contiguous ranges of the host.
+    let mut pages = scattered(device, host.start(), PAGE, (len as u64 / PAGE) - 100);
+    for page in &mut pages[2000..] {
+        page.host += 100;
+    }
+    for (seed, is_eager) in [(1, false), (2, true)] {
+        standin.seed(seed, is_eager);
+        let (on_host, mut expected) = (pattern(len, seed), pattern(2 * len, seed + 10));
+        host.bytes().copy_from_slice(&on_host);
+        standin.write(device, &expected);
+        for it in &pages {
+            let (from, to) = ((it.host - host.start()) as usize, (it.device - device) as usize);
+            expected[to..to + PAGE as usize].copy_from_slice(&on_host[from..from + PAGE as usize]);
+        }
+        let before = standin.counts();
+        run(&PLACE, Load, &pages).unwrap();
+        // The source may be reused at once.
+        host.bytes().fill(0);
+        assert!(standin.read(device, 2 * len) == expected, "seed {seed}");
+        let after = standin.counts();
+        // Parts of 1 MiB: a copy and a kernel for each, one list for four of them.
+        let launches = after.launches - before.launches;
+        assert!(launches == 20 && after.batched == before.batched, "{launches} kernels");
+        assert!(after.copies - before.copies <= 20 + 1 + 5, "{} copies", after.copies - before.copies);
+    }
+    for kind in [COPY, RUNNING, LAUNCH] {
+        for after in 0..12 {
+            standin.fail(kind, after, 1);
+            let failed = run(&PLACE, Load, &pages);
+            standin.fail(kind, 0, 0);
+            assert!(matches!(failed, Err(DeviceError::Failed { .. })), "{kind} {after}: {failed:?}");
+            assert_eq!(standin.counts().pending, 0);
+        }
+    }
+    // All memory was returned: such a load takes no other way.
+    let before = standin.counts().launches;
+    run(&PLACE, Load, &pages).unwrap();
+    assert_eq!(standin.counts().launches - before, 20);
     drop(registration);
     standin.free(device);
 }
