@@ -26,7 +26,7 @@ impl BareCopy {
             stream: Opaque::named(crate::Stream::LEGACY),
             piece: Piece { device: on_device, host, len },
         };
-        copy.stream = current.create_stream()?;
+        copy.stream = current.create_stream(0)?;
         Ok(copy)
     }
 
