@@ -344,9 +344,10 @@ def standin_calls():
     asked = {"cuPointerGetAttributes": 1}
     saved = dict(asked, cuMemcpyDtoHAsync_v2=1, cuEventRecord=2)
     loaded = dict(asked, cuMemcpyHtoDAsync_v2=1, cuEventRecord=2)
-    scattered = dict(loaded, cuLaunchKernel=1)
-    # The list of pages, a kernel that gathers them, and one copy from there.
-    gathered = dict(saved, cuMemcpyHtoDAsync_v2=1, cuLaunchKernel=1, cuEventRecord=4, cuStreamWaitEvent=1)
+    # The list of pages, a kernel that moves them on the device, and one copy.
+    moved = dict(asked, cuLaunchKernel=1, cuEventRecord=4, cuStreamWaitEvent=1)
+    saved_pages = dict(moved, cuMemcpyHtoDAsync_v2=1, cuMemcpyDtoHAsync_v2=1)
+    loaded_pages = dict(moved, cuMemcpyHtoDAsync_v2=2)
 
     def put_pages(key):
         return store.batch_put_from_multi_buffers([key], [addresses], [sizes]) == [0]
@@ -367,11 +368,11 @@ def standin_calls():
             (lambda key: store.put_from(key, large + MIB, 65_536) == 0, saved),
             (lambda key: store.put_from(key, large, 16 * MIB) == 0, saved),
             (lambda _: store.get_into("large", large, 16 * MIB) == 16 * MIB, loaded),
-            (put_pages, gathered),
-            (get_pages, scattered),
+            (put_pages, saved_pages),
+            (get_pages, loaded_pages),
         )
     ):
-        # The first ones make channels, lists and the gather buffer.
+        # The first ones make channels, lists and the memory for pages.
         assert call(f"{number} first") and call(f"{number} second")
         before = driver.calls()
         assert call(f"{number} third")

@@ -36,8 +36,8 @@ pub struct Settings {
     pub ring_bytes_max: u64,
     /// `TIFFIN_GPU_CHUNK_BYTES`: size of one chunk of that memory.
     pub chunk_bytes: u64,
-    /// `TIFFIN_GPU_GATHER_BYTES`: device memory, per device, in which pages are gathered before they are
-    /// saved. Zero turns gathering off.
+    /// `TIFFIN_GPU_GATHER_BYTES`: device memory through which pages go, for a transfer of a device. Zero
+    /// turns that off.
     pub gather_bytes: u64,
     /// `TIFFIN_GPU_KERNELS`: `0` never loads a kernel into a device.
     pub kernels: bool,
