@@ -1,7 +1,7 @@
 //! One device: its primary context, and the streams, lists and memory that transfers use.
 //!
-//! **Invariant:** a channel, a ticket or a memory for pages has one owner, and returns only after its work has
-//! ended.
+//! **Invariant:** a channel, a ticket or a memory for pages has one owner, and returns only after its work
+//! has ended.
 
 use std::ffi::CStr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

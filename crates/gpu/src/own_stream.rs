@@ -14,7 +14,7 @@ impl OwnStream {
     /// Creates a stream of a device.
     pub fn new(device: u32) -> Result<Self, DeviceError> {
         let device = Driver::loaded()?.device(device)?;
-        let stream = device.enter()?.create_stream()?;
+        let stream = device.enter()?.create_stream(0)?;
         Ok(Self { device, stream })
     }
 
