@@ -2,7 +2,7 @@
 
 use tiffin_types::message::{Drain, DrainReport, MemberToMaster, Released};
 
-use super::{Effect, Node};
+use super::{Effect, Node, sabotage::sabotaged};
 
 impl Node {
     /// The master starts or stops a drain job.
@@ -28,7 +28,7 @@ impl Node {
     /// that it uses other nodes.
     pub(super) fn drain(&mut self) {
         let drains = self.leaves || self.drain_job.is_some();
-        self.slots.set_drains(drains);
+        self.slots.set_drains(drains && !sabotaged!(self.config.sabotage, FillDrained));
         if self.link.is_member() {
             let told = Released {
                 usage: self.slots.usage(),

@@ -3,7 +3,7 @@
 //! The parties are the production state machines of `core`, `node` and `session`, and every message between
 //! them is encoded by `proto`; only sockets, memory and clocks are simulated. The memory records the value
 //! for which each of its units was last written, so a read that returns anything else is detected. A world
-//! has one master or two, two or three nodes, some of them with a disk, three to five clients, a few keys,
+//! has one master or two, two to eight nodes, some of them with a disk, three to five clients, a few keys,
 //! too little memory, and many faults; then the faults stop, and everything must end.
 //!
 //! [`run`] runs one seed. [`catch`] runs a mutant and returns the number of seeds until it was
@@ -16,6 +16,8 @@ mod client;
 mod coverage;
 mod decisions;
 mod disk;
+mod draining;
+mod drains;
 mod faults;
 mod fetch;
 mod foreigner;

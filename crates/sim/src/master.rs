@@ -138,7 +138,7 @@ impl World {
     pub(crate) fn master_saved(&mut self) {
         let Some((version, saved)) = self.saving.take() else { return };
         self.state = saved;
-        self.master_handles(MasterEvent::Persisted(version));
+        self.master_handles_late(MasterEvent::Persisted(version));
     }
 
     /// A state that is being saved may be durable when the master dies, and the folder may be lost.
@@ -330,14 +330,30 @@ impl World {
     }
 
     /// Handles due timeouts before the event, so that their effects are not attributed to it.
-    fn handle_timeouts(&mut self) {
+    pub(crate) fn handle_timeouts(&mut self) {
         let now = self.read_clock();
         let Some(master) = &mut self.master else { return };
         master.handle_timeout(now);
         self.drain_master(now);
     }
 
-    fn drain_master(&mut self, now: Tick) {
+    pub(crate) fn drain_master(&mut self, now: Tick) {
+        let charged = self.carry_out_master(now);
+        charged.into_iter().for_each(|namespace| self.check_quota(namespace));
+    }
+
+    /// An event after which nodes are asked for memory that was planned before. Since then, limits may have
+    /// changed, and nodes may have reported what is in view.
+    fn master_handles_late(&mut self, event: MasterEvent) {
+        self.handle_timeouts();
+        let now = self.read_clock();
+        let Some(master) = &mut self.master else { return };
+        master.handle(now, event);
+        self.carry_out_master(now);
+    }
+
+    /// Carries the effects of the master out. Returns the namespaces to whose quotas memory is charged.
+    fn carry_out_master(&mut self, now: Tick) -> Vec<u8> {
         let mut charged = Vec::new();
         let mut resumed = false;
         self.departing = 0;
@@ -387,17 +403,15 @@ impl World {
                 Effect::Restart(epoch) => self.superseded = Some(epoch),
             }
         }
-        if self.plan.stray_percent > 0 {
-            let nodes = self.master.as_ref().map(|it| it.stat().nodes).unwrap_or_default();
-            self.members = nodes.into_iter().map(|it| it.info.segment).collect();
-        }
+        self.note_members();
         if let Some(floor) = self.superseded.take() {
-            return self.supersede(floor);
+            self.supersede(floor);
+            return Vec::new();
         }
+        self.oracle.effects_done();
         if resumed {
             self.oracle.request_done();
         }
-        self.oracle.effects_done();
         if !self.working && self.master.as_ref().is_some_and(Master::has_work) {
             self.working = true;
             let delay = self.rng.delay(2, 30);
@@ -405,7 +419,14 @@ impl World {
         }
         // Objects written before the restart are charged when they get their name, possibly in the same
         // event.
-        charged.into_iter().filter(|_| !resumed).for_each(|namespace| self.check_quota(namespace));
+        charged.into_iter().filter(|_| !resumed).collect()
+    }
+
+    fn note_members(&mut self) {
+        if self.plan.stray_percent > 0 {
+            let nodes = self.master.as_ref().map(|it| it.stat().nodes).unwrap_or_default();
+            self.members = nodes.into_iter().map(|it| it.info.segment).collect();
+        }
     }
 
     fn send_ledger(&mut self, conn: ConnId, id: RequestId, request: &MasterToMember) {
@@ -452,6 +473,7 @@ impl World {
     fn resumes(&mut self, conn: ConnId, id: RequestId) {
         self.coverage.hit(Point::Resumed);
         let Some((request, sender)) = self.parked.remove(&(conn, id)) else { return };
+        self.oracle.effects_done();
         self.oracle.request_done();
         let complete = self.all_copies_are_known();
         self.oracle.on_request(conn, id, &request, sender, complete);

@@ -6,14 +6,15 @@ use tiffin_proto::Incoming;
 use tiffin_types::{
     ClientId, ConnId, Extent, SegmentId, SlotRef,
     message::{
-        ClientToNode, Hello, MasterToMember, NodeInfo, Reply, Request, Role, VERSION_MAJOR, VERSION_MINOR,
-        Welcome,
+        ClientToNode, Hello, JobId, MasterToMember, NodeInfo, Reply, Request, Role, VERSION_MAJOR,
+        VERSION_MINOR, Welcome,
     },
 };
 
 use crate::{
     coverage::Point,
     disk::{DiskEvent, DiskShell},
+    draining::Draining,
     keyspace,
     memory::Memory,
     network::Way,
@@ -46,6 +47,8 @@ pub(crate) enum NodeEvent {
     Fetch(SlotRef),
     /// That piece arrives.
     FetchDone(SlotRef),
+    /// The node reports how far this drain job is.
+    DrainRound(JobId),
     /// An event of the node's disk.
     Disk(DiskEvent),
 }
@@ -67,6 +70,8 @@ pub(crate) struct NodeShell {
     pub(crate) keeps_pool: bool,
     /// Its memory pool, while its process runs on other memory because it did not find the pool.
     pub(crate) left_pool: Option<SegmentId>,
+    /// Its work on a drain job.
+    pub(crate) draining: Option<Draining>,
     /// Its name.
     name: String,
 }
@@ -84,8 +89,14 @@ impl NodeShell {
             disk: None,
             keeps_pool: false,
             left_pool: None,
+            draining: None,
             name: String::new(),
         }
+    }
+
+    /// Whether it works on this drain job.
+    pub(crate) fn drains(&self, job: JobId) -> bool {
+        self.draining.as_ref().is_some_and(|it| it.report.job.id == job)
     }
 
     /// The memory that the next process finds, if there is any.
@@ -214,6 +225,7 @@ impl World {
             NodeEvent::Attach(client, incarnation) => self.attach(node, client, incarnation),
             NodeEvent::Fetch(into) => self.fetch_piece(node, into),
             NodeEvent::FetchDone(into) => self.fetch_piece_done(node, into),
+            NodeEvent::DrainRound(job) => self.drain_round(node, job),
             NodeEvent::Disk(event) => self.disk_event(node, event),
         }
     }
@@ -375,8 +387,7 @@ impl World {
                     }
                 }
                 Effect::Disconnect(conn) => self.disconnect(conn),
-                // The simulated masters start no drain jobs.
-                Effect::Drain(_) => (),
+                Effect::Drain(job) => self.drain_job_changed(node, job),
                 Effect::Slot { .. }
                 | Effect::Withdraw { .. }
                 | Effect::Park { .. }
@@ -449,6 +460,9 @@ impl World {
         self.log.note(|| format!("{segment} {effect:?}"));
         let node = self.nodes.iter().position(|it| it.segment == segment);
         let has_pool = node.is_some_and(|it| self.plan.has_pool(it));
+        if let Effect::Slot { slot, record } = &effect {
+            self.check_drained(node, *slot, record);
+        }
         let Some(memory) = self.memories.get_mut(&segment) else { return };
         match effect {
             Effect::Slot { slot, record } => {

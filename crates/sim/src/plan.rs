@@ -99,6 +99,10 @@ pub(crate) struct Plan {
     /// Percentage of all memory that is guaranteed to the second namespace; zero for no such minimum. Then
     /// half of the clients are in each namespace, and those of the first take what they can.
     pub(crate) guaranteed_percent: u64,
+    /// An operator drains nodes, and cancels that.
+    pub(crate) has_drains: bool,
+    /// Mean time between two actions of the operator.
+    pub(crate) drain_gap: u64,
     /// There are two masters with a common store. Clients only put, get and delete a few names.
     pub(crate) has_standby: bool,
     /// How long a leader of several goes on without a confirmation.
@@ -110,6 +114,10 @@ pub(crate) struct Plan {
 
 /// How many of the worlds that may be hostile are.
 const HOSTILE_PERCENT: u64 = 15;
+/// How many worlds have many nodes.
+const MANY_NODES_PERCENT: u64 = 2;
+/// How many of the worlds that may have drain jobs do.
+const DRAIN_PERCENT: u64 = 3;
 
 impl Plan {
     pub(crate) fn draw(rng: &mut Rng) -> Self {
@@ -288,6 +296,31 @@ impl Plan {
     /// The minimum that is guaranteed to the second namespace.
     pub(crate) fn guaranteed(&self) -> u64 {
         self.capacity * self.nodes as u64 * self.guaranteed_percent / 100
+    }
+
+    /// A few worlds have many nodes, whose objects want many copies.
+    pub(crate) fn draw_nodes(&mut self, rng: &mut Rng) {
+        if self.nodes < 2 || !rng.percent(MANY_NODES_PERCENT) {
+            return;
+        }
+        self.nodes = rng.between(4, 8) as usize;
+        let count = self.nodes as u64;
+        self.same_host_nodes = rng.below(count + 1) as usize;
+        self.disks = if self.has_disks() { rng.between(1, count) as usize } else { 0 };
+        self.pools = match self.pools {
+            0 => 0,
+            _ if self.has_standby => self.nodes,
+            _ => rng.between(1, count) as usize,
+        };
+        (self.copies_max, self.owed_page_max) = (rng.between(2, 6), rng.between(1, 2) as usize);
+    }
+
+    /// In some worlds an operator drains nodes, so that their objects move to the others.
+    pub(crate) fn draw_drains(&mut self, rng: &mut Rng) {
+        if self.has_standby || self.guaranteed_percent > 0 || !rng.percent(DRAIN_PERCENT) {
+            return;
+        }
+        (self.has_drains, self.drain_gap) = (true, *rng.pick(&[100, 300, 800]).unwrap_or(&300));
     }
 
     /// Some worlds have two masters. Nothing is evicted or lost there, so that the answers which clients get
@@ -479,6 +512,8 @@ impl Plan {
             ttl_percent: 0,
             ttl_ms_max: 0,
             guaranteed_percent: 0,
+            has_drains: false,
+            drain_gap: 0,
             has_standby: false,
             give_up_ms: 0,
             master_stop_ms_max: 0,

@@ -24,6 +24,8 @@ use crate::{
 const USUAL_LEN: u64 = 2 * EXTENT_ALIGN;
 /// Percentage of puts of that length.
 const USUAL_PERCENT: u64 = 60;
+/// Percentage of operations that are pins, where nodes are drained.
+const PIN_PERCENT: u64 = 8;
 /// Maximum number of sessions of a client.
 const SESSIONS_MAX: usize = 3;
 /// The only regular expression, see [`crate::keyspace::matches`].
@@ -60,7 +62,10 @@ impl World {
         let tiers = self.plan.has_disks() && self.rng.percent(self.plan.tier_percent);
         let streams = self.plan.has_streams() && self.rng.percent(self.plan.stream_percent);
         let no_wait = self.plan.no_wait_percent > 0 && self.rng.percent(self.plan.no_wait_percent);
+        // What is pinned while it is moved stays pinned.
+        let pins = self.plan.has_drains && self.rng.percent(PIN_PERCENT);
         match self.rng.below(100) {
+            _ if pins => self.begin_pin(client, namespace),
             _ if no_wait => self.begin_no_wait_put(client, namespace),
             _ if tiers => self.begin_tier(client, namespace),
             _ if streams => self.begin_stream(client),
@@ -90,17 +95,19 @@ impl World {
                 };
                 self.call_once(client, Kind::Question, request);
             }
-            96..98 => {
-                let pattern = match self.rng.once_in(4) {
-                    true => Pattern::Regex("(".to_owned()),
-                    false => self.pattern(),
-                };
-                let cursor = self.rng.below(6);
-                let list = List { pattern, pinned_by: None, cursor, limit: 4, report_wait_ms: 100 };
-                self.call_once(client, Kind::Question, ClientToMaster::List(list));
-            }
+            96..98 => self.begin_list(client),
             _ => self.call_once(client, Kind::Question, ClientToMaster::Stat),
         }
+    }
+
+    fn begin_list(&mut self, client: usize) {
+        let pattern = match self.rng.once_in(4) {
+            true => Pattern::Regex("(".to_owned()),
+            false => self.pattern(),
+        };
+        let cursor = self.rng.below(6);
+        let list = List { pattern, pinned_by: None, cursor, limit: 4, report_wait_ms: 100 };
+        self.call_once(client, Kind::Question, ClientToMaster::List(list));
     }
 
     /// Calls whose answers are checked by their history.
@@ -134,7 +141,7 @@ impl World {
     }
 
     /// The id of the next session of a client, which is unique in the world.
-    fn next_session(&self, client: usize) -> Option<(usize, u32, SessionId)> {
+    pub(crate) fn next_session(&self, client: usize) -> Option<(usize, u32, SessionId)> {
         let it = self.clients.get(client)?;
         Some((client, it.incarnation, SessionId(it.next_session + 1)))
     }
@@ -286,6 +293,14 @@ impl World {
             _ => return self.begin_lease(client, namespace),
         };
         self.call_once(client, Kind::Question, request);
+    }
+
+    /// Pins an object, mostly for the owner whose pins a move carries over.
+    fn begin_pin(&mut self, client: usize, namespace: u8) {
+        let owner = if self.rng.percent(80) { String::new() } else { self.owner() };
+        let (on, wait_ms) = (self.rng.percent(60), self.rng.between(0, 300));
+        let pin = Pin { keys: vec![self.name(namespace).key()], owner, on, wait_ms };
+        self.call_once(client, Kind::Question, ClientToMaster::Pin(pin));
     }
 
     /// A change of some limits: set or removed.

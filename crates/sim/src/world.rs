@@ -16,7 +16,8 @@ use tiffin_types::{
 use crate::{
     answers::Answers,
     client::{Client, ClientEvent},
-    coverage::Coverage,
+    coverage::{Coverage, Point},
+    draining::{Drains, MOVERS},
     faults::Fault,
     fetch::Fetching,
     foreigner::Foreigner,
@@ -88,6 +89,8 @@ pub(crate) enum Event {
     ClientStarts(usize),
     /// A node of another cluster connects.
     ForeignerLinks,
+    /// The operator starts or cancels a drain job.
+    Operate,
     /// The operator admits the members of another cluster.
     Admit(ClusterId),
     Standby(usize, u32, StandbyEvent),
@@ -200,6 +203,7 @@ pub(crate) struct World {
     pub(crate) members: BTreeSet<SegmentId>,
     pub(crate) clients: Vec<Client>,
     pub(crate) foreigner: Option<Box<Foreigner>>,
+    pub(crate) drains: Drains,
     pub(crate) conns: BTreeMap<ConnId, Conn>,
     pub(crate) next_conn: u64,
     pub(crate) transfers: BTreeMap<TransferId, Transfer>,
@@ -246,6 +250,8 @@ impl World {
         plan.draw_standby(&mut Rng::new((!seed).rotate_left(40)));
         plan.draw_hostility(&mut Rng::new(seed.rotate_left(48)));
         plan.draw_successors(&mut Rng::new((!seed).rotate_left(48)));
+        plan.draw_nodes(&mut Rng::new((!seed).rotate_left(56)));
+        plan.draw_drains(&mut Rng::new(seed.rotate_left(56)));
         let state = first_state(&plan);
         let mut world = Self {
             sabotage,
@@ -275,6 +281,7 @@ impl World {
             members: BTreeSet::new(),
             clients: Vec::new(),
             foreigner: None,
+            drains: Drains::default(),
             conns: BTreeMap::new(),
             next_conn: 0,
             transfers: BTreeMap::new(),
@@ -300,11 +307,15 @@ impl World {
         } else {
             self.start_master();
         }
+        if self.plan.nodes > 3 {
+            self.coverage.hit(Point::ManyNodes);
+        }
         for index in 0..self.plan.nodes {
             self.nodes.push(NodeShell::absent());
             self.start_node(index);
         }
-        for index in 0..self.plan.clients {
+        let movers = if self.plan.has_drains { MOVERS } else { 0 };
+        for index in 0..self.plan.clients + movers {
             self.clients.push(Client::absent(self.sabotage));
             self.start_client(index);
         }
@@ -313,6 +324,9 @@ impl World {
         }
         self.at(TICK_MS, Event::Tick);
         self.at(100, Event::Fault);
+        if self.plan.has_drains {
+            self.at(100, Event::Operate);
+        }
     }
 
     /// The whole run, until the end or the first violation.
@@ -381,6 +395,7 @@ impl World {
                 }
             }
             Event::Fault => self.next_fault(),
+            Event::Operate => self.operate(),
             Event::ClockResumes => self.clock_resumes(),
             Event::Tick => {
                 self.master_tick();

@@ -248,6 +248,12 @@ tiffin_sabotage::variants! {
         TrustRefused: "a refused write of the state is not durable";
         /// A node gives memory that is guaranteed to one namespace to another, and the master plans it.
         TakeGuaranteed: "a guaranteed minimum stays free for its namespace";
+        /// A node that is drained takes new objects.
+        FillDrained: "a drained node takes no new objects";
+        /// The master does not send a drain job again to a node that returns without it.
+        ForgetDrains: "a node that returns is drained again";
+        /// The master does not tell a node that reports that its drain job has ended.
+        DrainForEver: "an ended drain job ends on every node";
     }
     /// Mutants that the tests of `session` must notice: simulated clients make no pauses.
     OF_CLIENTS {
@@ -272,8 +278,8 @@ tiffin_sabotage::variants! {
         /// A disk announces its copies while it still writes objects of an earlier epoch.
         AnnounceTooSoon: "a disk announces only settled copies";
     }
-    /// Mutants that the tests of `master` must notice: simulated clusters have no drain jobs, and meet the
-    /// others in too few seeds.
+    /// Mutants that the tests of `master` must notice: simulated clusters meet them in too few
+    /// seeds.
     OF_MASTERS {
         /// A confirmation releases also answers that were decided after it began.
         ConfirmLater: "a confirmation covers earlier answers only";
@@ -309,8 +315,6 @@ tiffin_sabotage::variants! {
         RepairNeverAgain: "a node that failed is tried again if no other has memory";
         /// The master lets a home store its copy of an object although a lost copy was made there meanwhile.
         KeepSecondCopy: "a node has one copy of an object";
-        /// The master does not send a drain job again to a node that returns without it.
-        ForgetDrains: "a node that returns is drained again";
         /// The master evicts on and on, although a restarted node cannot free the memory yet.
         EvictUnlisted: "no eviction while enough memory waits for lists of views";
         /// The late registration of an ended process makes the master lose the process that replaced it.

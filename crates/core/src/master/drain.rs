@@ -155,6 +155,7 @@ impl Drains {
                 }
                 self.settle(cx, id);
             }
+            Some(_) if sabotaged!(cx.config.sabotage, DrainForEver) => (),
             Some(_) | None => tell(cx, node, &Drain { job: report.job, stop: true }),
         }
         Reply::Done

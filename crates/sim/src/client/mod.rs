@@ -220,14 +220,17 @@ impl Client {
 
 impl World {
     pub(crate) fn start_client(&mut self, client: usize) {
-        if self.phase != Phase::Faults {
+        let is_mover = self.is_mover(client);
+        if self.phase != Phase::Faults && !(is_mover && self.phase == Phase::Calm) {
             return;
         }
+        self.moves_end(client);
         self.next_client += 1;
         let id = ClientId(self.next_client);
         let shares = self.rng.percent(self.plan.sharing_percent);
         let is_rare = self.rng.once_in(8);
         let namespace = u8::from(if self.plan.guaranteed_percent > 0 { client % 2 == 1 } else { is_rare });
+        let namespace = if is_mover { self.mover_namespace(client) } else { namespace };
         let Some(it) = self.clients.get_mut(client) else { return };
         let incarnation = it.incarnation + 1;
         *it = Client { id, incarnation, alive: true, shares, namespace, ..Client::absent(self.sabotage) };
@@ -271,6 +274,7 @@ impl World {
 
     pub(crate) fn client_event(&mut self, client: usize, event: ClientEvent) {
         match event {
+            ClientEvent::Work if self.is_mover(client) => self.move_next(client),
             ClientEvent::Work => self.work(client),
             ClientEvent::Beat => self.client_beats(client),
             ClientEvent::Connect(target) => self.connect(client, target),

@@ -51,6 +51,8 @@ pub(crate) enum Kind {
     View(Name),
     /// An order of offers.
     Offers(OfferOrder),
+    /// A question about an object that is to be moved.
+    Move,
 }
 
 /// A session in progress.
@@ -77,6 +79,7 @@ impl std::fmt::Debug for Session {
             Kind::Pull(_) => "pull",
             Kind::View(_) => "check_view",
             Kind::Offers(_) => "stock",
+            Kind::Move => "move",
         };
         write!(out, "{kind} with {} copies under way", self.transfers.len())
     }
@@ -142,7 +145,7 @@ impl World {
             let need = match &mut session.kind {
                 Kind::Put { put, .. } => put.poll(),
                 Kind::Get { get, .. } => get.poll(),
-                Kind::Question | Kind::Pull(_) | Kind::View(_) | Kind::Offers(_) => None,
+                Kind::Question | Kind::Pull(_) | Kind::View(_) | Kind::Offers(_) | Kind::Move => None,
             };
             let Some(need) = need else { break };
             self.carry_out(client, id, need);
@@ -151,7 +154,7 @@ impl World {
         let done = it.sessions.get(&id).is_some_and(|it| match &it.kind {
             Kind::Put { put, .. } => put.is_done(),
             Kind::Get { get, .. } => get.is_done(),
-            Kind::Question | Kind::Pull(_) | Kind::View(_) | Kind::Offers(_) => false,
+            Kind::Question | Kind::Pull(_) | Kind::View(_) | Kind::Offers(_) | Kind::Move => false,
         });
         if done && let Some(session) = it.sessions.remove(&id) {
             // Another read of the same object was faster.
@@ -373,6 +376,7 @@ impl World {
             return;
         };
         session.transfers.iter().for_each(|&transfer| self.cancel_transfer(transfer));
+        self.move_given_up(client, id);
         self.order_ended(client, &session.kind);
         if let Kind::Put { put, .. } = &session.kind {
             self.abort(client, put.reserved().collect());
@@ -385,6 +389,7 @@ impl World {
                 for (value, outcome) in values.into_iter().zip(put.into_outcomes()) {
                     self.answers.put_ended(value, &outcome);
                     self.put_ended(client, value, &outcome);
+                    self.move_put(client, id, &outcome);
                 }
             }
             Kind::Get { get, names, before, .. } => {
@@ -401,9 +406,10 @@ impl World {
                 {
                     self.got_answer((client, incarnation, id), name, &outcome, asked);
                     self.get_ended(client, name, newest, &outcome);
+                    self.move_read(client, id, &outcome);
                 }
             }
-            Kind::Question | Kind::Pull(_) | Kind::View(_) | Kind::Offers(_) => (),
+            Kind::Question | Kind::Pull(_) | Kind::View(_) | Kind::Offers(_) | Kind::Move => (),
         }
     }
 
@@ -510,6 +516,9 @@ impl World {
             return self.return_reservations(client, reserved);
         };
         let incarnation = it.incarnation;
+        if matches!(session.kind, Kind::Move) {
+            return self.move_explained(client, id, reply);
+        }
         match reply {
             Some(Reply::Reserved(reserved)) => {
                 let Kind::Offers(order) = session.kind else { return };

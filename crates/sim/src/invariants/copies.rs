@@ -81,7 +81,7 @@ impl World {
         // Where memory for records and names is short, the bytes do not tell.
         let has_space = |it: &tiffin_types::message::Usage| {
             let has_records = it.objects + 2 < u64::from(self.plan.slot_count);
-            it.free >= need && has_records && it.name_max.is_none_or(|it| it >= NAME_SPACE)
+            it.capacity > 0 && it.free >= need && has_records && it.name_max.is_none_or(|it| it >= NAME_SPACE)
         };
         let others = self.nodes.iter().enumerate().filter(|(node, _)| !places.nodes.contains(node));
         let mut others = others.filter_map(|(_, it)| it.core.as_ref());

@@ -117,7 +117,9 @@ impl World {
         }
         let available = master.available().into_iter().map(|(segment, free, rest)| (segment, (free, rest)));
         let available: BTreeMap<_, _> = available.collect();
-        let is_ready = |it: &&NodeStat| it.alive && !avoid.contains(&it.info.segment);
+        // A node that is drained has no capacity.
+        let is_ready =
+            |it: &&NodeStat| it.alive && it.usage.capacity > 0 && !avoid.contains(&it.info.segment);
         for node in stat.nodes.iter().filter(is_ready) {
             let segment = node.info.segment;
             let Some(memory) = self.memories.get(&segment).filter(|it| it.alive) else { continue };

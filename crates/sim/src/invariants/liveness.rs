@@ -13,6 +13,7 @@ use tiffin_types::{
 use crate::{
     coverage::Point,
     disk::DiskShell,
+    invariants::drains::is_drained_to_nothing,
     keyspace::{KEYS, NAMESPACES, Name},
     node::name_in_heap,
     world::{END_EVENTS_MAX, Phase, World},
@@ -26,7 +27,8 @@ impl World {
     pub(crate) fn end_faults_and_check(&mut self) {
         self.end_faults();
         let expires = |it: &Master| it.stat().expiring > 0;
-        if !self.wait_for("every session to end", |it| it.is_calm())
+        if !self.wait_for("drain jobs to end", Self::drains_rest)
+            || !self.wait_for("every session to end", |it| it.is_calm())
             || !self.wait_for("TTLs to end", |it| !it.master.as_ref().is_some_and(expires))
             || !self.deliver_messages()
             || !self.wait_for("the nodes to confirm", |it| it.no_removal_is_pending())
@@ -38,6 +40,7 @@ impl World {
         }
         self.coverage.hit(Point::CheckedLiveness);
         self.check_nothing_leaks("when nothing is under way");
+        self.check_drains_ended();
         self.check_agreement();
         self.check_answers();
         self.check_leases_kept();
@@ -241,7 +244,7 @@ fn is_empty(node: &crate::node::NodeShell) -> bool {
         let kept = if it.restores() { metadata } else { 0 };
         free + kept == capacity && offered == 0
     };
-    has_none && node.core.as_ref().is_none_or(is_free)
+    has_none && node.core.as_ref().is_none_or(|it| is_free(it) || is_drained_to_nothing(it))
 }
 
 fn has_no_clients(node: &crate::node::NodeShell) -> bool {

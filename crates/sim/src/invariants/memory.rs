@@ -4,12 +4,13 @@ use tiffin_core::master::{Effect, Notice};
 use tiffin_node::{Node, SlotRecord, SlotState};
 use tiffin_types::{
     Extent, Stamp,
-    message::{Reply, ReserveOutcome},
+    message::{NodeStat, Reply, ReserveOutcome},
     space_for,
 };
 
 use crate::{
     coverage::Point,
+    invariants::drains::is_usage_of_drained,
     memory::{Memory, units},
     network::Conn,
     oracle::Oracle,
@@ -59,7 +60,11 @@ impl World {
             let sum = usage.free + usage.granted + usage.committed + usage.held + usage.metadata;
             let shown = (committed, granted, offered, objects);
             let same = shown == (usage.committed, usage.granted, usage.offered, usage.objects);
-            if sum != usage.capacity || !same {
+            let is_whole = match shell.draining.is_some() && usage.capacity == 0 {
+                true => is_usage_of_drained(&usage, self.plan.capacity),
+                false => sum == usage.capacity,
+            };
+            if !is_whole || !same {
                 let segment = shell.segment;
                 return self
                     .oracle
@@ -101,7 +106,9 @@ impl World {
         let members: Vec<_> = self.master.iter().flat_map(|it| it.stat().nodes).collect();
         for shell in &self.nodes {
             let is_idle = shell.link.and_then(|it| self.conns.get(&it)).is_some_and(Conn::is_idle);
-            let is_ready = members.iter().any(|it| it.alive && it.info.segment == shell.segment);
+            let is_ready =
+                |it: &NodeStat| it.alive && it.info.segment == shell.segment && it.usage.capacity > 0;
+            let is_ready = shell.draining.is_none() && members.iter().any(is_ready);
             let is_member = shell.core.as_ref().is_some_and(Node::is_member);
             let unclaimed = self.memories.get(&shell.segment).map_or(0, Memory::unclaimed);
             if is_idle && is_ready && is_member && unclaimed >= need {

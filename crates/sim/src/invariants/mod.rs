@@ -11,6 +11,7 @@
 //! | [`tier`] | disk copies survive crashes (P8); probes and promotions have no side effects |
 //! | [`copies`] | lost copies are made again, and none too many stays |
 //! | [`expiry`] | an object exists until its TTL is over, and not after that |
+//! | [`drains`] | a drained node takes no new objects, and every drain job ends |
 //! | [`full`] | `Full` is answered only when nothing is left to evict (R19) |
 //! | [`guaranteed`] | memory that is guaranteed to a namespace is not used by another one (P5) |
 //! | [`walls`] | no answer to a client contains an object of another namespace (P9) |
@@ -18,6 +19,7 @@
 //! | [`liveness`] | after the faults stop, everything ends |
 
 mod copies;
+pub(crate) mod drains;
 pub(crate) mod expiry;
 pub(crate) mod full;
 mod guaranteed;

@@ -516,7 +516,8 @@ impl Demotions {
         if written != under_way {
             return Err(format!("accounting: {written:?} are counted as being written, {under_way:?} are"));
         }
-        for (node, member) in cx.members.iter().filter(|(_, it)| !it.is_disk()) {
+        // A node that is drained has no capacity of which a part could be read.
+        for (node, member) in cx.members.iter().filter(|(_, it)| !it.is_disk() && !it.is_draining()) {
             let leaving = all().flat_map(|it| it.1).filter(|it| it.node == Some(node) && it.len > 0);
             let sizes: Vec<_> = leaving.filter_map(|it| space_for(it.len)).collect();
             let sum: u64 = sizes.iter().sum();
