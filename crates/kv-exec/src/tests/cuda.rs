@@ -343,13 +343,14 @@ fn pages_of_all_layers_are_one_kernel() {
         let after = standin.counts();
         (after.copies - before.copies, after.batched - before.batched, after.launches - before.launches)
     };
+    // The list, and one copy, whose pages one kernel moves.
     let (copies, batched, launches) = counted(&|| device.load(&guards, &stop));
-    assert!(copies <= 1 && batched == 0 && launches == 1, "{copies} {batched} {launches}");
+    assert!(copies <= 2 && batched == 0 && launches == 1, "{copies} {batched} {launches}");
     drop(guards);
     for page in 0..PAGES {
         copy_in(&[0; PAGE_BYTES], host.write(page).unwrap().bytes());
     }
-    // Other pages of the host, in order: the list, and one copy of what one kernel has gathered.
+    // Other pages of the host, in order: the list, and one copy of what one kernel has moved.
     let guards: Vec<_> =
         numbers().map(|(on_host, page)| (page, host.write(on_host + PAGES / 2).unwrap())).collect();
     let (copies, batched, launches) = counted(&|| device.save(&guards, &stop));
