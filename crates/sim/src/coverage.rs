@@ -469,7 +469,7 @@ points! {
     ManyNodes,
     /// An operator starts a drain job.
     DrainStarted,
-    /// There is no node of that name.
+    /// No node has that name.
     DrainOfNothing,
     /// A node is drained already.
     DrainRefused,
