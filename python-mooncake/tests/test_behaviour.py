@@ -71,9 +71,13 @@ def test_segment_listens_on_loopback_unless_told_otherwise(worker, environment, 
     assert worker.eval("a(\"store.put('k', b'v')\"), a(\"store.get('k')\")") == (0, b"v")
     worker.run(
         """
+def opened(pid):
+    for entry in os.scandir(f'/proc/{pid}/fd'):
+        try: yield os.readlink(entry.path)
+        except FileNotFoundError: pass  # It was closed meanwhile.
+
 def listening(pid):
-    folder = f'/proc/{pid}/fd'
-    sockets = {os.readlink(f'{folder}/{it}') for it in os.listdir(folder)}
+    sockets = set(opened(pid))
     rows = [line.split() for line in open(f'/proc/{pid}/net/tcp')][1:]
     mine = [it for it in rows if it[3] == '0A' and f'socket:[{it[9]}]' in sockets]
     return {'.'.join(str(byte) for byte in bytes.fromhex(it[1][:8])[::-1]) for it in mine}
