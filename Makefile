@@ -8,14 +8,18 @@ CARGO ?= cargo
 ARGS ?=
 # Our own crates; `python` is no default member, because it is built by maturin for the interpreter it is meant for.
 EVERY_CRATE := --workspace --all-targets
-# The same without `python`, which cannot be linked into a test; with the simulators, which are no default members.
-TESTED_CRATES := --workspace --exclude tiffin-python
+# Crates that decide and do no I/O. Simulations need them optimised, which takes four times as long to compile. Their own
+# tests do not, so they have commands of their own: one with fault injection, and one as shipped, without it.
+DECISIONS := types session core node
+UNOPTIMISED = $(1:%=--config profile.dev.package.tiffin-%.opt-level=0)
+TEST_LIBRARIES = $(CARGO) test --locked -q --lib $(1:%=-p tiffin-%) $(call UNOPTIMISED,$(1))
+TEST_DECISIONS := $(call TEST_LIBRARIES,$(DECISIONS)) $(DECISIONS:%=--features tiffin-%/sabotage)
+TEST_SHIPPED := $(call TEST_LIBRARIES,$(DECISIONS) kv)
+# `python` has no tests, but when it is selected its dependencies get the features that they have in the wheel.
+OTHER_CRATES := --workspace $(DECISIONS:%=--exclude tiffin-%)
 # With `--no-run` nextest refuses `--no-fail-fast`.
-RUN_TESTS := $(if $(shell $(CARGO) nextest --version 2>/dev/null),$(CARGO) nextest run --locked $(TESTED_CRATES),\
-  $(CARGO) test --locked $(TESTED_CRATES) --lib --bins --tests --examples)
-# Not optimised, which takes half the time.
-TEST_SHIPPED := $(CARGO) test --locked -q --lib \
-  $(foreach it,types session core node kv,-p tiffin-$(it) --config profile.dev.package.tiffin-$(it).opt-level=0)
+RUN_TESTS := $(if $(shell $(CARGO) nextest --version 2>/dev/null),$(CARGO) nextest run --locked $(OTHER_CRATES),\
+  $(CARGO) test --locked $(OTHER_CRATES) --lib --bins --tests --examples)
 SOURCES := $(shell find Cargo.toml Cargo.lock crates python python-mooncake README.md LICENSE \
              -type f -not -path '*/__pycache__/*' -not -path '*/tests/*' -not -name '*.so' 2>/dev/null)
 
@@ -23,7 +27,7 @@ SOURCES := $(shell find Cargo.toml Cargo.lock crates python python-mooncake READ
 .PHONY: bench-copy bench-copied bench-fairness bench-security chaos bench-restart miri fuzz simulate sabotage-table bench-ssd torture-ssd kv-simulate kv-zoo bench-kv check-kv-peer
 .PHONY: bench-features soak-features check-features-peer check-torch example
 .PHONY: check-plugins site
-.PHONY: clients conformance docs-mooncake test-ha kernels copy-gpu test-gpu bench-gpu torture-gpu check-page check-alerts
+.PHONY: clients conformance docs-mooncake test-ha kernels copy-gpu test-gpu bench-gpu torture-gpu check-page check-alerts check-chart
 .PHONY: check-fmt check-lint check-build check-unit check-docs check-deny check-instructions check-wheel check-python
 
 help: ## List the targets
@@ -47,15 +51,17 @@ check-lint: .venv/ready # Clippy over every target of every crate, where a warni
 
 check-build: # Everything that `check-unit` runs, compiled
 	$(RUN_TESTS) --no-run
+	$(TEST_DECISIONS) --no-run
 	$(TEST_SHIPPED) --no-run
 
 check-unit: # All tests of the Rust crates, tidy and doc examples among them; then the decisions as shipped, without fault injection
 	$(RUN_TESTS) --no-fail-fast
-	$(CARGO) test --locked -q $(TESTED_CRATES) --doc
+	$(CARGO) test --locked -q --workspace --doc
+	$(TEST_DECISIONS)
 	$(TEST_SHIPPED)
 
 check-docs: # Every link in a doc comment leads somewhere
-	CARGO_TARGET_DIR=target/lint RUSTDOCFLAGS='-D warnings' $(CARGO) doc --locked $(TESTED_CRATES) --no-deps --document-private-items
+	CARGO_TARGET_DIR=target/lint RUSTDOCFLAGS='-D warnings' $(CARGO) doc --locked --workspace --exclude tiffin-python --no-deps --document-private-items
 
 check-deny: # Licences, bans, sources, and advisories where their database can be had; `tidy` checks the licences too, for machines without cargo-deny
 	@if $(CARGO) deny --version >/dev/null 2>&1; then \
@@ -273,11 +279,14 @@ check-alerts: ## Check the alert rules with promtool; installs Debian's promethe
 	promtool check rules deploy/prometheus/alerts.yml
 	promtool test rules deploy/prometheus/alerts_test.yml
 
-check-page: ## The live page in a real browser: login, live updates, escaping; screenshots in target/page; installs Debian's chromium
+check-page: .venv-test/wheels ## The live page in a real browser: login, live updates, escaping; screenshots in target/page; installs Debian's chromium
 	@command -v chromium >/dev/null || apt-get install -y --no-install-recommends chromium fonts-dejavu-core || \
 	  { echo 'check-page: chromium is missing, and it cannot be installed' >&2; exit 1; }
 	$(CARGO) build --locked -q -p tiffin-cli
-	$(PYTHON) deploy/check_page.py target/page target/debug/tiffin
+	.venv-test/bin/python deploy/check_page.py target/page target/debug/tiffin
+
+check-chart: .venv-chart/ready ## Lint and render the Helm chart with helm, and compare the objects with the schemas of Kubernetes
+	.venv-chart/bin/python deploy/check_chart.py
 
 SEEDS ?= 1000000
 simulate: ## Run a million simulated clusters (SEEDS=, ARGS='--start 1000000 --json')
@@ -337,7 +346,7 @@ site: .venv-test/wheels ## The documentation as static files, in target/site
 	.venv-test/bin/python docs/site/build.py target/site
 
 clean-venv: ## Remove the virtual environments; the next target that needs one makes it again
-	rm -rf .venv .venv-test .venv-bench .venv-peer .venv-features .venv-torch .venv-release .venv-plugins
+	rm -rf .venv .venv-test .venv-bench .venv-peer .venv-features .venv-torch .venv-release .venv-plugins .venv-chart
 
 clean: clean-venv ## Remove everything that was built
 	rm -rf dist bench-out
@@ -353,7 +362,8 @@ clean: clean-venv ## Remove everything that was built
 .venv-torch/ready: python/requirements-torch.txt
 .venv-release/ready: python/requirements-release.txt
 .venv-plugins/ready: python/requirements-plugins.txt
-.venv/ready .venv-test/ready .venv-bench/ready .venv-peer/ready .venv-features/ready .venv-torch/ready .venv-release/ready .venv-plugins/ready:
+.venv-chart/ready: python/requirements-chart.txt
+.venv/ready .venv-test/ready .venv-bench/ready .venv-peer/ready .venv-features/ready .venv-torch/ready .venv-release/ready .venv-plugins/ready .venv-chart/ready:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "error: $(PYTHON) is older than 3.11\n\nhint: name a newer one, as in `make PYTHON=python3.12`")'
 	@rm -rf $(@D) && $(PYTHON) -m venv $(@D) || { printf '\nhint: on Debian the module is in the package python3-venv\n' >&2; exit 1; }
 	$(@D)/bin/pip install -q --disable-pip-version-check -r $<

@@ -1,7 +1,7 @@
 """Opens the live page of a store in headless Chromium, uses it, and takes screenshots.
 
 Usage: check_page.py FOLDER TIFFIN..., where TIFFIN... is the command. Chromium is driven through a pipe by
-its DevTools protocol. Streams are shown if the package `tiffin` can be imported.
+its DevTools protocol. The package `tiffin` must be installed.
 """
 
 import base64
@@ -14,6 +14,8 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+
+from tiffin import connect
 
 TOKEN = "a-long-random-secret-of-this-test"
 HOSTILE = "<img src=x onerror=document.title='taken'>"
@@ -236,12 +238,7 @@ def use(tiffin: list[str], server: Server, temporary: str, folder: Path) -> None
 
 def fill_stream(master: str) -> object:
     """Put samples into a stream and lease some. Returns what keeps the leases."""
-    try:
-        import tiffin
-    except ImportError:
-        print("the package tiffin is not installed: the page shows no stream")
-        return None
-    store = tiffin.connect(master, token=TOKEN, namespace="training")
+    store = connect(master, token=TOKEN, namespace="training")
     store.open_stream("rollouts", group="trainer", window=2, refs_high=8, refs_low=4)
     for number in range(5):
         store.put_sample(f"s{number}", {"ids": bytes(1000)}, consume=["trainer"], stream="rollouts")
@@ -277,6 +274,9 @@ def look(server: Server, node: subprocess.Popen, temporary: str, folder: Path) -
         browser.run("document.querySelector('#why').requestSubmit()")
         browser.until("document.getElementById('why-answer').textContent.includes('exists: generation')")
         browser.until("document.getElementById('holders').textContent.includes('pinned')")
+        browser.until("document.getElementById('holders').textContent.includes('leased')")
+        browser.until("document.getElementById('streams').textContent.includes('rollouts')")
+        browser.until("document.getElementById('namespaces').textContent.includes('training')")
         browser.run("document.querySelector('#nodes tr.opens').click()")
         browser.until("document.querySelector('#nodes tr.inner') !== null")
         # The page changes by itself when the node dies.

@@ -186,9 +186,10 @@ def test_chart_has_the_version_of_the_program():
     assert (chart["version"], chart["appVersion"]) == (VERSION, VERSION)
 
 
+# `make check-chart` renders them with helm.
 @pytest.mark.parametrize("template", templates(), ids=lambda path: path.name)
 def test_template_uses_values_that_exist(template):
-    """Without helm: every value and template that the chart names exists, and every block is closed."""
+    """Every value and template that the chart names exists, and every block is closed."""
     text = template.read_text()
     values = yaml.safe_load((CHART / "values.yaml").read_text())
     for name in re.findall(r"\.Values((?:\.\w+)+)", text):
@@ -202,18 +203,6 @@ def test_template_uses_values_that_exist(template):
     opened = len(re.findall(r"\{\{-? *(?:if|range|with|define)\b", text))
     assert opened == len(re.findall(r"\{\{-? *end\b", text))
     assert "\t" not in text
-
-
-@pytest.mark.skipif(not shutil.which("helm"), reason="helm is not installed")
-@pytest.mark.parametrize("options", [[], ["--set", "serviceMonitor.enabled=true"]])
-def test_helm_renders_the_chart(options):
-    render = ["helm", "template", "t", str(CHART), "--set", "token.value=secret", *options]
-    done = subprocess.run(render, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    kinds = [document["kind"] for document in yaml.safe_load_all(done.stdout) if document]
-    assert {"Secret", "Service", "StatefulSet", "DaemonSet"} <= set(kinds)
-    without = ["helm", "template", "t", str(CHART)]
-    assert subprocess.run(without, capture_output=True).returncode != 0
 
 
 def test_page_and_files_name_the_same_ports():
