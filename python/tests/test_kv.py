@@ -155,6 +155,9 @@ def test_bad_input_has_a_defined_answer(store):
         ({"ranks": 2, "rank": 2}, "rank 2 of 2"),
         ({"op_pages_max": 0}, "`op_pages_max` is 0"),
         ({"host": numpy.zeros((4, 8), numpy.uint8)}, "1024 bytes on the device and 8 in the host"),
+        ({"device_pages": 5}, "device_pages=5, but that of the given memory is 4"),
+        ({"page_bytes": 8}, "page_bytes=8, but that of the given memory is 1024"),
+        ({"host": numpy.zeros((8, 8), numpy.uint8)}, "host_pages=4, but that of the given memory is 8"),
     ]:
         with pytest.raises(ValueError, match=says):
             device = numpy.zeros((4, PAGE_BYTES), numpy.uint8)

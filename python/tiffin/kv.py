@@ -274,6 +274,7 @@ class Engine:
     pages that they have copied (`None` for all). Its size is then `device_pages` and `page_bytes`.
 
     `host` is memory of the same form, or `host_pages` is the number of pages that the engine allocates.
+    Sizes that are given beside an array must be its own.
     `store` is a `tiffin.Store`, or any object with the batched calls of Mooncake's
     `MooncakeDistributedStore` (`batch_is_exist`, `batch_get_into`, `batch_put_from`, `register_buffer`), or
     `None`.
@@ -316,7 +317,8 @@ class Engine:
             raise ValueError(f"layer_groups={layer_groups}\n\nhint: {hint}")
         if layers is not None:
             device = _native.KvLayers(layers, stream, min(layer_groups, max(1, len(layers))))
-            device_pages, page_bytes = device.pages, device.page_bytes
+            device_pages = _agreed("device_pages", device_pages, device.pages)
+            page_bytes = _agreed("page_bytes", page_bytes, device.page_bytes)
         elif hasattr(device, "load") and hasattr(device, "save"):
             if device_pages is None or page_bytes is None:
                 raise ValueError(
@@ -325,9 +327,12 @@ class Engine:
                 )
             device = _Device(device)
         else:
-            device_pages, page_bytes = _pages(device, "device")
+            pages, row_bytes = _pages(device, "device")
+            device_pages = _agreed("device_pages", device_pages, pages)
+            page_bytes = _agreed("page_bytes", page_bytes, row_bytes)
         if host is not None:
-            host_pages, host_bytes = _pages(host, "host")
+            pages, host_bytes = _pages(host, "host")
+            host_pages = _agreed("host_pages", host_pages, pages)
             if host_bytes != page_bytes:
                 raise ValueError(
                     f"a page has {page_bytes} bytes on the device and {host_bytes} in the host\n\n"
@@ -600,6 +605,16 @@ def _pages(memory: Any, what: str) -> tuple[int, int]:
             "hint: give one like `numpy.zeros((pages, page_bytes), 'u1')`"
         )
     return int(shape[0]), int(nbytes) // int(shape[0])
+
+
+def _agreed(name: str, given: int | None, size: int) -> int:
+    """The size of an array, if no other size was given with it."""
+    if given not in (None, size):
+        raise ValueError(
+            f"{name}={given}, but that of the given memory is {size}\n\n"
+            f"hint: omit `{name}`, or give memory of that size"
+        )
+    return size
 
 
 def _ids(pages: bytes) -> numpy.ndarray:
