@@ -99,7 +99,8 @@ impl TlsError {
                  TIFFIN_TLS_KEY), or `tls_cert` and `tls_key` in Python"
             }
             Self::Refused(_) => {
-                "check when it ends, and that the server trusts its CA (`--tls-client-ca` of the server)"
+                "check with `tiffin certs list` when it begins and ends, and that the server trusts its CA \
+                 (`--tls-client-ca` of the server)"
             }
             Self::Version => "check the port, and use a peer that speaks TLS 1.3",
             Self::Host(_) => "connect to a host name or an IP address",
@@ -171,11 +172,14 @@ fn plain_name(name: &str) -> String {
 fn of_alert(alert: AlertDescription) -> TlsError {
     match alert {
         AlertDescription::CertificateRequired => TlsError::CertificateWanted,
+        // One alert is for both.
+        AlertDescription::CertificateExpired => {
+            TlsError::Refused("it has expired, or is not valid yet".to_owned())
+        }
         // The second comes from a peer whose own CA has the same name as the one that signed.
         AlertDescription::UnknownCA | AlertDescription::DecryptError => {
             TlsError::Refused("its CA is unknown there".to_owned())
         }
-        AlertDescription::CertificateExpired => TlsError::Refused("it has expired".to_owned()),
         AlertDescription::BadCertificate
         | AlertDescription::UnsupportedCertificate
         | AlertDescription::CertificateRevoked

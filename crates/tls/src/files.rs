@@ -5,6 +5,7 @@ use std::io::{self, Read};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use rustls::RootCertStore;
 use rustls::pki_types::pem::{self, PemObject};
@@ -116,6 +117,25 @@ impl Identity {
             _ => content(key, "is not in PEM format".to_owned()),
         })?;
         Ok(Self { chain, key })
+    }
+
+    /// What is wrong with the time of the certificate, so that peers will refuse it. It is used all the same:
+    /// Unix sockets need none, and its file may be replaced at any time.
+    pub(crate) fn untimely(&self, now: SystemTime) -> Option<&'static str> {
+        let now_s = now.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+        let info = self.info()?;
+        match (now_s < info.begins_s, now_s > info.ends_s) {
+            (true, _) => Some("it is not valid yet; check the clock of this machine"),
+            (_, true) => Some("it has expired; renew it with `tiffin certs renew`"),
+            _ => None,
+        }
+    }
+
+    /// Warns of a certificate that peers will refuse.
+    pub(crate) fn warn_if_untimely(&self, cert: &Path) {
+        if let Some(problem) = self.untimely(SystemTime::now()) {
+            tracing::warn!(path = %cert.display(), problem, "peers refuse the certificate of this process");
+        }
     }
 
     /// What the certificate says.

@@ -74,6 +74,7 @@ impl Current {
             return Err(TlsFileError::Incomplete { what: "there is no certificate", hint: "set tls_cert" });
         };
         let identity = Identity::read(cert, key)?;
+        identity.warn_if_untimely(cert);
         let info = identity.info();
         let provider = Arc::new(default_provider());
         let builder = ServerConfig::builder_with_provider(Arc::clone(&provider))

@@ -3,12 +3,13 @@
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use tempfile::TempDir;
 use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, duplex};
 
 use crate::ca::{self, Authority, CaError, Issued, Purpose};
+use crate::files::Identity;
 use crate::{ClientCertificates, TlsClient, TlsError, TlsFiles, TlsServer, TlsStream};
 
 const DAY: Duration = Duration::from_secs(24 * 3600);
@@ -147,7 +148,36 @@ async fn expired_certificate_is_rejected() {
     let (refused, failed) =
         shake(&server_files(folder.path()), &client_files(folder.path()), "localhost").await;
     assert_eq!(error(failed), TlsError::Expired);
-    assert!(matches!(error(refused), TlsError::Refused(_)));
+    assert_eq!(error(refused), TlsError::Refused("it has expired, or is not valid yet".to_owned()));
+}
+
+#[tokio::test]
+async fn expired_certificate_of_a_client_is_rejected() {
+    let folder = folder(&["localhost"]);
+    let authority = Authority::read(folder.path()).unwrap();
+    let Issued { cert, key } = authority.issue_until(&Purpose::Client, SystemTime::now() - DAY).unwrap();
+    fs::write(folder.path().join(ca::CLIENT_CERT), cert).unwrap();
+    fs::write(folder.path().join(ca::CLIENT_KEY), key).unwrap();
+    let asking = TlsFiles { client_ca: Some(folder.path().join(ca::CA_CERT)), ..server_files(folder.path()) };
+    let client = TlsFiles { ca: client_files(folder.path()).ca, ..with_certificate(folder.path()) };
+    let (refused, failed) = shake(&asking, &client, "localhost").await;
+    assert_eq!(error(refused), TlsError::Expired);
+    let failed = error(failed);
+    assert_eq!(failed, TlsError::Refused("it has expired, or is not valid yet".to_owned()));
+    assert!(failed.is_final() && failed.hint().contains("certs list"));
+}
+
+/// A process whose own certificate is not valid says so; its peers refuse it.
+#[test]
+fn certificate_of_a_process_is_valid_for_a_time() {
+    let folder = folder(&["localhost"]);
+    let paths = [ca::SERVER_CERT, ca::SERVER_KEY].map(|it| folder.path().join(it));
+    let identity = Identity::read(&paths[0], &paths[1]).unwrap();
+    let info = identity.info().unwrap();
+    let at = |seconds: u64| identity.untimely(UNIX_EPOCH + Duration::from_secs(seconds));
+    assert!(at(info.begins_s - 1).is_some_and(|it| it.contains("not valid yet")));
+    assert_eq!([at(info.begins_s), at(info.ends_s)], [None, None]);
+    assert!(at(info.ends_s + 1).is_some_and(|it| it.contains("expired")));
 }
 
 #[tokio::test]

@@ -1,12 +1,12 @@
 //! A cluster over TLS: master, nodes and disks, with clients that share no memory.
 
 use std::path::PathBuf;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use tempfile::TempDir;
 use tiffin_client::{Client, ConnectOptions, Error, GetOptions, Put, PutOptions};
 use tiffin_server::{MasterConfig, MasterServer, NodeConfig, NodeServer, TlsFiles};
-use tiffin_tls::ca;
+use tiffin_tls::ca::{self, Purpose};
 use tokio::time::Instant;
 
 use crate::support::{LONG, key, only, pattern, soon};
@@ -134,6 +134,43 @@ async fn clients_without_what_the_cluster_wants_are_told() {
     let by_name = options.address.replace("127.0.0.1", "localhost");
     let new = Client::connect(ConnectOptions { address: by_name, ..options }).await.unwrap();
     only(new.get(&[key("k")], GetOptions::default(), soon()).await).unwrap();
+}
+
+/// Replaces the certificate and the key of a folder by a pair that ends then.
+fn issue(folder: &TempDir, purpose: &Purpose<'_>, ends: SystemTime) {
+    let (cert, key) = match purpose {
+        Purpose::Server(_) => (ca::SERVER_CERT, ca::SERVER_KEY),
+        Purpose::Client => (ca::CLIENT_CERT, ca::CLIENT_KEY),
+    };
+    let issued = ca::Authority::read(folder.path()).unwrap().issue_until(purpose, ends).unwrap();
+    // Files that are used appear whole.
+    for (name, content) in [(key, issued.key), (cert, issued.cert)] {
+        let new = folder.path().join("new");
+        std::fs::write(&new, content).unwrap();
+        std::fs::rename(new, folder.path().join(name)).unwrap();
+    }
+}
+
+/// Certificates expire and are replaced while everything runs.
+#[tokio::test(flavor = "multi_thread")]
+async fn expired_certificates_are_named_until_they_are_replaced() {
+    let cluster = Secured::start().await;
+    let hosts = ["127.0.0.1".to_owned()];
+    let (server, ended) = (Purpose::Server(&hosts), SystemTime::now() - HOUR);
+    for (purpose, expected) in [
+        (&server, "its certificate has expired"),
+        (&Purpose::Client, "it does not accept the certificate of this process: it has expired"),
+    ] {
+        issue(&cluster.folder, purpose, ended);
+        let error = Client::connect(cluster.options()).await.err().unwrap();
+        assert!(matches!(&error, Error::Tls { .. }) && !error.is_retryable(), "{error}");
+        assert!(error.to_string().contains(expected), "{error}");
+        assert!(error.hint().is_some_and(|it| it.contains("tiffin certs")), "{error}");
+        issue(&cluster.folder, purpose, SystemTime::now() + HOUR);
+        let client = Client::connect(cluster.options()).await.unwrap();
+        only(client.put(&[Put::new(key("k"), b"value")], soon()).await).unwrap();
+        only(client.get(&[key("k")], GetOptions::default(), soon()).await).unwrap();
+    }
 }
 
 #[test]
