@@ -5,11 +5,15 @@
 //! threads. Beside it, clients of another namespace do one thing in a loop. Each row is what the first client
 //! sees: its calls per second, and how long they take.
 //!
-//! The second table is about the node's data socket: the first client gets one object of 64 KiB at a time,
-//! the other reads 4 MiB, or 64 times 16 KiB, at a time over many connections. The third is about a disk.
+//! The second table is about members: nodes with many objects join, return and leave. The third is about
+//! the node's data socket: the first client gets one object of 64 KiB at a time, the other reads 4 MiB, or
+//! 64 times 16 KiB, at a time over many connections. The fourth is about a disk.
+//!
+//! The last column compares the 99.9th percentile with that of the first row of its table, beside nothing.
 
 #![expect(clippy::unwrap_used, clippy::print_stdout, clippy::indexing_slicing, reason = "a benchmark")]
 
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -129,7 +133,7 @@ fn main() {
             assert!(client.put(&puts, soon()).await.iter().all(Result::is_ok));
         }
     });
-    heading("exists of one key, beside");
+    let mut table = Table::new("exists of one key, beside");
     let victim = Builder::new_current_thread().enable_all().build().unwrap();
     for (load, name) in Load::ALL {
         let stop = Arc::new(AtomicBool::new(false));
@@ -150,21 +154,39 @@ fn main() {
         let mut times = victim.block_on(measure(&address, Duration::from_secs(seconds)));
         stop.store(true, Ordering::Relaxed);
         tasks.into_iter().for_each(|task| loads.block_on(task).unwrap());
-        row(name, &mut times, seconds);
+        table.row(name, &mut times, seconds);
     }
     drop((master, _node));
+    members::main(seconds);
     bytes::main(seconds);
 }
 
-fn heading(what: &str) {
-    println!("{what:<42} {:>9} {:>9} {:>9} {:>9} {:>9}", "calls/s", "p50 us", "p99 us", "p99.9 us", "max us");
+/// A table whose first row is beside nothing.
+struct Table {
+    alone_us: Option<u128>,
 }
 
-fn row(name: &str, times: &mut [Duration], seconds: u64) {
-    times.sort_unstable();
-    let at = |share: f64| times[((times.len() - 1) as f64 * share) as usize].as_micros();
-    let rate = times.len() as u64 / seconds;
-    println!("{name:<42} {rate:>9} {:>9} {:>9} {:>9} {:>9}", at(0.5), at(0.99), at(0.999), at(1.0));
+impl Table {
+    fn new(what: &str) -> Self {
+        let columns = ["calls/s", "p50 us", "p99 us", "p99.9 us", "max us", "p99.9"];
+        println!("{what:<42} {}", columns.map(|it| format!("{it:>9}")).join(" "));
+        Self { alone_us: None }
+    }
+
+    fn row(&mut self, name: &str, times: &mut [Duration], seconds: u64) {
+        times.sort_unstable();
+        let at = |share: f64| times[((times.len() - 1) as f64 * share) as usize].as_micros();
+        let rate = times.len() as u64 / seconds;
+        let alone = *self.alone_us.get_or_insert(at(0.999).max(1));
+        let ratio = at(0.999) as f64 / alone as f64;
+        println!(
+            "{name:<42} {rate:>9} {:>9} {:>9} {:>9} {:>9} {ratio:>8.1}x",
+            at(0.5),
+            at(0.99),
+            at(0.999),
+            at(1.0)
+        );
+    }
 }
 
 async fn measure(address: &str, time: Duration) -> Vec<Duration> {
@@ -202,6 +224,89 @@ fn soon() -> Deadline {
     Deadline::after(Duration::from_secs(60))
 }
 
+/// The table about members.
+mod members {
+    use super::*;
+
+    /// The nodes that leave during a row, and the objects of all.
+    const LEAVING: usize = 4;
+
+    pub(super) fn main(seconds: u64) {
+        let victim = Builder::new_current_thread().enable_all().build().unwrap();
+        let server = runtime(2);
+        let mut table = Table::new("exists of one key, beside");
+        let time = Duration::from_secs(seconds);
+        let master = server.block_on(MasterServer::start(MasterConfig::default())).unwrap();
+        let address = master.address().to_string();
+        let mut alone = victim.block_on(measure(&address, time));
+        table.row("nothing", &mut alone, seconds);
+        // A pool outlives its node: the next one announces what is in it.
+        let pool = tempfile::tempdir_in("/dev/shm").unwrap();
+        let pool = Some(pool.path().join("pool"));
+        let node = server.block_on(join(&master, pool.clone()));
+        server.block_on(fill(&address));
+        let stop = Arc::new(AtomicBool::new(false));
+        let joining = {
+            let (stop, address) = (Arc::clone(&stop), address.clone());
+            let mut node = node;
+            server.spawn(async move {
+                let mut count = 0;
+                while !stop.load(Ordering::Relaxed) {
+                    node.leave(late()).await;
+                    node = join_at(&address, pool.clone()).await;
+                    count += 1;
+                }
+                (node, count)
+            })
+        };
+        let mut times = victim.block_on(measure(&address, time));
+        stop.store(true, Ordering::Relaxed);
+        let (node, count) = server.block_on(joining).unwrap();
+        let name = format!("{count} returns of a node with 100,000 objects");
+        table.row(&name, &mut times, seconds);
+        drop((node, master));
+        let master = server.block_on(MasterServer::start(MasterConfig::default())).unwrap();
+        let address = master.address().to_string();
+        let nodes: Vec<_> = (0..LEAVING).map(|_| server.block_on(join(&master, None))).collect();
+        server.block_on(fill(&address));
+        let leaving = server.spawn(async move {
+            for node in nodes {
+                tokio::time::sleep(time / (LEAVING as u32 + 1)).await;
+                node.leave(late()).await;
+            }
+        });
+        let mut times = victim.block_on(measure(&address, time));
+        server.block_on(leaving).unwrap();
+        table.row("the loss of four nodes with 100,000 objects", &mut times, seconds);
+    }
+
+    async fn join(master: &MasterServer, pool: Option<PathBuf>) -> NodeServer {
+        join_at(&master.address().to_string(), pool).await
+    }
+
+    async fn join_at(address: &str, pool: Option<PathBuf>) -> NodeServer {
+        let config =
+            NodeConfig { master: address.parse().unwrap(), memory: MEMORY, pool, ..NodeConfig::default() };
+        let node = NodeServer::start(config).await.unwrap();
+        node.joined(late()).await.unwrap();
+        node
+    }
+
+    fn late() -> tokio::time::Instant {
+        tokio::time::Instant::now() + Duration::from_secs(60)
+    }
+
+    async fn fill(address: &str) {
+        let client = connect(address, "hogs").await;
+        let keys: Vec<_> =
+            (0..OBJECTS).map(|at| Key::new(format!("object-{at:06}").as_bytes()).unwrap()).collect();
+        for keys in keys.chunks(1000) {
+            let puts: Vec<_> = keys.iter().map(|key| Put::new(key.clone(), b"x")).collect();
+            assert!(client.put(&puts, soon()).await.iter().all(Result::is_ok));
+        }
+    }
+}
+
 /// The tables about bytes.
 mod bytes {
     use tiffin_client::{GetInto, GetOptions, Patience};
@@ -235,7 +340,7 @@ mod bytes {
         for (is_on_disk, what) in
             [(false, "get of 64 KiB, beside"), (true, "get of 64 KiB from a disk, beside")]
         {
-            heading(what);
+            let mut table = Table::new(what);
             let objects = Arc::new(if is_on_disk { disk.clone() } else { memory.clone() });
             let name = if is_on_disk { "cold" } else { "mine" };
             let all = [(0, LARGE), (4, LARGE), (64, LARGE), (4, SMALL_READ), (64, SMALL_READ)];
@@ -253,7 +358,7 @@ mod bytes {
                 let bytes: usize = hogs.into_iter().map(|it| loads.block_on(it).unwrap()).sum();
                 let (rate, kib) = ((bytes >> 20) / seconds as usize, len / KIB);
                 let name = format!("{kib} KiB on {connections} connections, {rate} MiB/s");
-                row(&name, &mut times, seconds);
+                table.row(&name, &mut times, seconds);
             }
         }
         drop((master, node));
