@@ -257,3 +257,16 @@ fn node_whose_connection_breaks_has_not_refused() {
     let Some(Reply::Reserved(reserved)) = cluster.replies.remove(&id) else { panic!("no answer") };
     assert!(matches!(reserved.items[0], ReserveOutcome::Space(_)), "{reserved:?}");
 }
+
+#[test]
+fn put_may_evict_the_object_that_it_replaces_unless_pinned() {
+    let mut cluster = Cluster::new(&[10 * UNIT]);
+    cluster.put("a", 6 * UNIT, plain());
+    assert!(matches!(cluster.reserve("a", 6 * UNIT, plain()), ReserveOutcome::Space(_)));
+    assert!(!cluster.has("a"), "nothing else can be evicted, and the new object is not stored yet");
+
+    let mut cluster = Cluster::new(&[10 * UNIT]);
+    cluster.put("a", 6 * UNIT, pinned());
+    assert!(matches!(cluster.reserve("a", 6 * UNIT, plain()), ReserveOutcome::Full(_)));
+    assert!(cluster.has("a"));
+}
