@@ -222,6 +222,27 @@ def test_requests_need_their_right(site):
                         assert right in rights or found == f"the token lacks the right: {right}"
 
 
+WHOLE_STORE_PAGES = [
+    *("/metrics", "/metrics/summary", "/get_all_segments", "/get_segments_detail", "/metadata?key=k"),
+    *("/query_segment?segment=s", "/api/tiffin/snapshot", "/api/tiffin/events", "/api/tiffin/live"),
+    *("/ready", "/api/v1/segments/status?segment=s", "/api/v1/drain_jobs/query?job_id=1"),
+]
+
+
+@pytest.mark.parametrize("holder", ["a", "b", "writer"])
+def test_pages_about_the_whole_store_need_a_token_for_it(site, holder):
+    """Tokens for some namespaces, and one that may not read."""
+    refused = 0
+    for process, endpoint, _ in site.guarded("http"):
+        # The pages of these take the token of the process only.
+        denied = 401 if process in (site.client, site.rest, site.metadata) else 403
+        for path in WHOLE_STORE_PAGES:
+            status, *_ = wire.page(endpoint, path, headers=wire.bearer(site.tokens[holder]))
+            assert status in (denied, 404), (process.name, path, status)
+            refused += status == 403
+    assert refused > len(WHOLE_STORE_PAGES)
+
+
 def test_node_needs_its_right_and_a_client_is_none(site):
     for master in (control_of(site.up), control_of(site.master)):
         for holder in ("all", "admin", "a"):
@@ -268,6 +289,8 @@ def test_location_is_worthless_in_another_namespace(site):
                 connection, reason = wire.data(endpoint, **greeting)
                 with connection:
                     assert reason == ""
+                    # What is committed is written by no client, whatever it may do.
+                    assert not wire.write(connection, location, bytes(len(value))), (process.name, holder)
                     assert wire.read(connection, location, len(value)) == expected, (process.name, holder)
 
 

@@ -20,7 +20,7 @@ STORE, FORGET_NODE, ADMIT_CLUSTER, DROP_PINS = 45, 47, 52, 26
 WELCOME, REFUSED, DONE = 257, 258, 259
 CLIENT, NODE, LEDGER, LANE = range(4)
 UNAUTHENTICATED, FORBIDDEN = 1, 10
-READ, TRAILER_BYTES = 2, 32
+WRITE, READ, TRAILER_BYTES = 1, 2, 32
 
 
 class Endpoint(NamedTuple):
@@ -255,6 +255,14 @@ def read(connection, location, length):
     found = receive(connection, count)
     _, status, _, _, checksum = struct.unpack("<IIQQQ", receive(connection, TRAILER_BYTES))
     return found if status == 0 and checksum == xxhash.xxh3_64_intdigest(found) else None
+
+
+def write(connection, location, value):
+    """Whether the bytes were written to slot and stamp, through a data socket."""
+    slot, stamp = location
+    checksum = struct.pack("<Q", xxhash.xxh3_64_intdigest(value))
+    connection.sendall(struct.pack("<IIQQQQQ", WRITE, slot, 1, stamp, 0, len(value), 0) + value + checksum)
+    return struct.unpack("<IIQQQ", receive(connection, 32))[1] == 0
 
 
 def attach_request(token="", client=1, segment=0, wanted=0):

@@ -3,6 +3,9 @@
 //! **Invariant:** at most [`CONNECTIONS_MAX`] connections are served. Further ones get a refusal; while
 //! [`REFUSALS_MAX`] refusals are in progress, they are closed without one.
 //!
+//! **Invariant:** a token that is limited to namespaces leaves a part of them to others, however many client
+//! ids its holder uses.
+//!
 //! **Invariant:** at most [`PENDING_MAX`] connections have not sent a valid hello. One more closes the
 //! oldest of them.
 
@@ -29,6 +32,11 @@ use crate::supervise::faults::{Point, strike};
 
 /// The maximum number of connections to one server.
 pub const CONNECTIONS_MAX: usize = 16 << 10;
+/// The parts of them, of which a token that is limited to namespaces gets all but one: the others get in.
+const CONNECTION_PARTS: usize = 8;
+/// The answer to a token with too many connections.
+const TOKEN_IS_FULL: &str = "too many connections of this token\n\nhint: close some, or give other programs \
+                             a token of their own (`tiffin token create`)";
 /// The maximum number of refusals in progress.
 const REFUSALS_MAX: usize = 256;
 /// The maximum number of connections that have not sent a valid hello; one more closes the oldest.
@@ -67,6 +75,8 @@ pub(crate) struct Door {
     refused: AtomicU64,
     /// The number of connections that exceeded the limit so far.
     surplus: AtomicU64,
+    /// The number of connections that a token had too many so far.
+    surplus_of_tokens: AtomicU64,
     /// Connections without a valid hello, of each port.
     pending: Mutex<Vec<Arc<Pending>>>,
 }
@@ -74,8 +84,9 @@ pub(crate) struct Door {
 impl Door {
     /// Requires one of these tokens; accepts nodes as well as clients if `nodes_enter`.
     pub(crate) fn new(access: Arc<Access>, nodes_enter: bool) -> Self {
-        let (inside, refused, surplus, pending) = Default::default();
-        Self { access, clients: ClientIds::default(), nodes_enter, inside, refused, surplus, pending }
+        let (inside, refused, surplus, surplus_of_tokens, pending) = Default::default();
+        let clients = ClientIds::default();
+        Self { access, clients, nodes_enter, inside, refused, surplus, surplus_of_tokens, pending }
     }
 
     /// The accepted tokens.
@@ -94,7 +105,7 @@ impl Door {
     }
 
     /// The limits of its connections and their use; of the port with most where there are several.
-    pub(crate) fn limits(&self) -> [LimitStat; 3] {
+    pub(crate) fn limits(&self) -> [LimitStat; 4] {
         let pending = self.pending.lock().unwrap_or_else(PoisonError::into_inner);
         let pending: Vec<_> = pending.iter().map(|it| it.limit()).collect();
         let connections = LimitUse {
@@ -107,10 +118,16 @@ impl Door {
             used: pending.iter().map(|it| it.used).max().unwrap_or(0),
             reached: pending.iter().map(|it| it.reached).sum(),
         };
+        let per_token = LimitUse {
+            max: token_connections_max(CONNECTIONS_MAX) as u64,
+            used: self.access.most_connections() as u64,
+            reached: self.surplus_of_tokens.load(Ordering::Relaxed),
+        };
         [
             limit_stat("request_connections", connections),
             limit_stat("request_unauthenticated", unauthenticated),
             self.access.guesses().stat(),
+            limit_stat("request_connections_per_token", per_token),
         ]
     }
 
@@ -186,6 +203,11 @@ impl Door {
     }
 }
 
+/// The maximum number of connections of one token.
+fn token_connections_max(connections_max: usize) -> usize {
+    connections_max / CONNECTION_PARTS * (CONNECTION_PARTS - 1)
+}
+
 /// The refusal of what a token does not permit.
 pub(crate) fn forbidden(denial: Denial) -> Refusal {
     Refusal { reason: Reason::Forbidden, message: denial.to_string() }
@@ -214,12 +236,22 @@ async fn serve_at_most<H: Host>(
             tracing::warn!(address = %listener.local_address(), "too many connections: closed one");
             continue;
         }
-        let greeted = greet(stream, Arc::clone(&host), Arc::clone(&pending), is_full);
+        let places = Places { is_full, of_token_max: token_connections_max(connections_max) };
+        let greeted = greet(stream, Arc::clone(&host), Arc::clone(&pending), places);
         visits.spawn(host.supervisor().watch("the task of a connection", greeted));
     }
 }
 
-async fn greet<H: Host>(stream: Stream, host: Arc<H>, pending: Arc<Pending>, is_full: bool) {
+/// What a new connection finds.
+#[derive(Clone, Copy)]
+struct Places {
+    /// There are as many connections as may be.
+    is_full: bool,
+    /// The maximum number of those of its token.
+    of_token_max: usize,
+}
+
+async fn greet<H: Host>(stream: Stream, host: Arc<H>, pending: Arc<Pending>, places: Places) {
     keep_alive(&stream);
     let deadline = Instant::now() + GREETING_TIME_MAX;
     let cut = Arc::new(Notify::new());
@@ -234,14 +266,21 @@ async fn greet<H: Host>(stream: Stream, host: Arc<H>, pending: Arc<Pending>, is_
         greeting = Greeting::receive(stream, deadline) => greeting,
     };
     let Some(greeting) = greeting else { return };
-    let admitted = if is_full {
-        let refusal = Refusal { reason: Reason::Busy, message: "too many connections".to_owned() };
-        Err((refusal, AnswerTime::Now))
-    } else {
-        door.check(&greeting.hello, greeting.peer())
+    let busy = |message: &str| {
+        let refusal = Refusal { reason: Reason::Busy, message: message.to_owned() };
+        (refusal, AnswerTime::Now)
     };
-    let holder = match admitted {
-        Ok(holder) => holder,
+    let admitted = match places.is_full {
+        true => Err(busy("too many connections")),
+        false => door.check(&greeting.hello, greeting.peer()),
+    };
+    let connected = admitted.and_then(|holder| {
+        let connected = holder.connected(greeting.outbox().clone(), places.of_token_max);
+        door.surplus_of_tokens.fetch_add(u64::from(connected.is_none()), Ordering::Relaxed);
+        Ok((connected.ok_or_else(|| busy(TOKEN_IS_FULL))?, holder))
+    });
+    let (_connected, holder) = match connected {
+        Ok(connected) => connected,
         Err((refusal, time)) => {
             door.refused.fetch_add(1, Ordering::Relaxed);
             // Until it is told, it counts as a connection without a valid hello.
@@ -257,7 +296,6 @@ async fn greet<H: Host>(stream: Stream, host: Arc<H>, pending: Arc<Pending>, is_
         }
     };
     drop(entry);
-    let _connected = holder.connected(greeting.outbox().clone());
     let (label, peer) = (greeting.hello.label.clone(), greeting.peer());
     let _inside = Inside::enter(door);
     strike(Point::Connection);
@@ -319,11 +357,12 @@ mod tests {
     use std::io::ErrorKind;
 
     use tiffin_rpc::{CallError, Connection, Reach};
+    use tiffin_types::access::Right;
     use tiffin_types::message::Welcome;
     use tokio::io::AsyncReadExt;
 
     use super::*;
-    use crate::access::Guesses;
+    use crate::access::{AccessFile, Guesses, NewToken};
 
     #[test]
     fn only_permitted_peers_are_admitted() {
@@ -388,6 +427,47 @@ mod tests {
         drop(first);
         // The server notices the end of a connection with a delay.
         while open().await.is_err() {
+            assert!(Instant::now() < deadline, "the limit is never free again");
+        }
+        serving.abort();
+    }
+
+    #[tokio::test]
+    async fn token_for_some_namespaces_leaves_connections_to_others() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("access.toml");
+        let [token, other] = ["a", "b"].map(|name| {
+            let (rights, namespaces) = ([Right::Read].into_iter().collect(), vec!["team-*".to_owned()]);
+            let new = NewToken { name: name.to_owned(), rights, namespaces, expires_ms: None };
+            AccessFile::create(&path, &new).unwrap()
+        });
+        let access = Access::new("secret", Some(&path)).unwrap();
+        let listener = Listener::bind(&"127.0.0.1:0".parse().unwrap()).await.unwrap();
+        let address = listener.local_address().clone();
+        let server = Arc::new(Server(Door::new(access, false), Supervisor::new()));
+        let serving = tokio::spawn(serve_at_most(listener, Arc::clone(&server), 2 * CONNECTION_PARTS, 8));
+        let deadline = Instant::now() + Duration::from_secs(60);
+        let open = |token: &str, client: usize| {
+            let (token, namespace) = (token.to_owned(), format!("team-{client}"));
+            let hello = Hello { token, namespace, client: ClientId(client as u64), ..Hello::default() };
+            Connection::open(&address, hello, deadline)
+        };
+        let mut held = Vec::new();
+        // Each is another client, in a namespace of its own.
+        for client in 1..=token_connections_max(2 * CONNECTION_PARTS) {
+            held.push(open(&token, client).await.unwrap());
+        }
+        let refused = open(&token, 100).await.map(|_| ());
+        let is_refused = |it: &Refusal| it.reason == Reason::Busy && it.message.contains("of this token");
+        assert!(matches!(&refused, Err(CallError::Refused(it)) if is_refused(it)), "{refused:?}");
+        for (token, client) in [(&*other, 101), ("secret", 102)] {
+            held.push(open(token, client).await.unwrap());
+        }
+        let limit = server.0.limits()[3];
+        assert_eq!((limit.name, limit.used, limit.reached), ("request_connections_per_token", 14, 1));
+        drop(held.swap_remove(0));
+        // The server notices the end of a connection with a delay.
+        while open(&token, 1).await.is_err() {
             assert!(Instant::now() < deadline, "the limit is never free again");
         }
         serving.abort();

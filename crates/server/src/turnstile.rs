@@ -142,15 +142,9 @@ pub(crate) fn group(namespace: &str) -> u64 {
     hasher.finish()
 }
 
-/// The group of a client: its namespace, or its token if that is limited to namespaces. Such a token has one
-/// share, however many namespaces and client ids its holder uses.
+/// The group of a client: its namespace, or its token if that has a share of its own.
 pub(crate) fn group_of(holder: &Holder, namespace: &str) -> u64 {
-    if holder.namespaces().is_all() {
-        return group(namespace);
-    }
-    let mut hasher = DefaultHasher::new();
-    holder.principal().hash(&mut hasher);
-    hasher.finish()
+    holder.own_share().unwrap_or_else(|| group(namespace))
 }
 
 /// The cost of a request: its items, and a little for the request itself.

@@ -345,6 +345,12 @@ tiffin_sabotage::variants! {
         PinAnyNumber: "the pins of a namespace are bounded";
         /// Promotions that wait begin in the order in which they were requested.
         PromoteInOrder: "promotions of namespaces take turns";
+        /// Objects are written through in the order in which they were put.
+        WriteThroughInOrder: "namespaces take turns when objects are written through";
+        /// A put that exceeds its quota waits for the demotions of other namespaces.
+        AwaitDemotionsOfOthers: "a put over its quota waits for demotions of its own namespace";
+        /// One token may use all namespaces that there may be.
+        NamespacesOfOneToken: "a token that is limited to namespaces leaves some to others";
         /// The master evicts guaranteed objects of other namespaces.
         EvictGuaranteed: "objects within a guaranteed minimum are not evicted for others";
         /// The master does not charge removed objects that are in view.

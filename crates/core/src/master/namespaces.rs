@@ -7,9 +7,13 @@
 //! **Invariant:** no module has state of a namespace that is forgotten, other than the history of removals.
 
 use super::{
-    Master, Objects, QuotaStat, catalog::NamespaceIndex, context::guarantees, pending_retires::PendingRetire,
+    Master, Objects, QuotaStat,
+    catalog::NamespaceIndex,
+    context::{Context, guarantees},
+    pending_retires::PendingRetire,
 };
 use crate::{
+    access::Namespaces,
     message::{NamespaceStat, Reason, Refusal},
     sabotage::sabotaged,
 };
@@ -18,6 +22,8 @@ use crate::{
 const SWEEP: usize = 2;
 /// The same if there are as many as there may be.
 const SWEEP_FULL: usize = 64;
+/// The parts of all namespaces, of which a token that is limited to namespaces gets all but one.
+const PARTS: usize = 8;
 /// Maximum number of namespaces in an answer about the cluster.
 pub(super) const NAMESPACES_LISTED_MAX: usize = 1 << 12;
 /// Total length of the names of owners and clients in such an answer, in bytes. Beyond it, none are listed.
@@ -48,26 +54,44 @@ impl Master {
 
     /// Whether a client of that namespace may connect. The shell asks before it reports
     /// [`Event::Opened`](super::Event::Opened), so that the client learns the reason. Requests of the
-    /// operator are not limited: a tenant may get a quota before it connects.
-    pub fn admits(&mut self, namespace: &str) -> Result<(), Refusal> {
-        let max = self.objects.cx.config.limits.namespaces_max;
+    /// operator are not limited: a tenant may get a quota before it connects. A token that is limited to
+    /// namespaces leaves some for others.
+    pub fn admits(&mut self, namespace: &str, of_token: &Namespaces) -> Result<(), Refusal> {
         let catalog = &self.objects.cx.catalog;
-        if catalog.namespace_index(namespace).is_some() || catalog.namespace_count() < max {
+        if catalog.namespace_index(namespace).is_some() || may_add(&self.objects.cx, of_token) {
             return Ok(());
         }
         self.objects.sweep_namespaces(SWEEP_FULL);
-        if self.objects.cx.catalog.namespace_count() < max
-            || sabotaged!(self.objects.cx.config.sabotage, AnyNamespace)
-        {
+        if may_add(&self.objects.cx, of_token) || sabotaged!(self.objects.cx.config.sabotage, AnyNamespace) {
             return Ok(());
         }
         self.objects.cx.limits.namespaces += 1;
+        let max = self.objects.cx.config.limits.namespaces_max;
+        let max = if self.objects.cx.catalog.namespace_count() < max { token_max(max) } else { max };
         let message = format!(
             "namespace `{namespace}` cannot be added: there are {max}, which is the limit. One is forgotten \
              when it has no client, object or setting any more"
         );
         Err(Refusal { reason: Reason::Busy, message })
     }
+}
+
+/// Whether one more namespace may be added for a token, which may cover only some.
+fn may_add(cx: &Context, of_token: &Namespaces) -> bool {
+    let (catalog, max) = (&cx.catalog, cx.config.limits.namespaces_max);
+    let count = catalog.namespace_count();
+    let is_any = of_token.is_all() || sabotaged!(cx.config.sabotage, NamespacesOfOneToken);
+    // The token covers at most all, so they are compared only if there are many.
+    if is_any || count < token_max(max) {
+        return count < max;
+    }
+    let names = catalog.namespace_indexes().map(|it| catalog.namespace_name(it));
+    count < max && names.filter(|it| of_token.covers(it)).count() < token_max(max)
+}
+
+/// Maximum number of namespaces of one token.
+fn token_max(max: usize) -> usize {
+    max - max / PARTS
 }
 
 impl Objects {

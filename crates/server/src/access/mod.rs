@@ -75,6 +75,12 @@ impl Holder {
         self.principal
     }
 
+    /// The number of a token that is limited to namespaces. It has one share, however many namespaces and
+    /// client ids its holder uses. A token for all namespaces may have many users, and has no share.
+    pub(crate) fn own_share(&self) -> Option<u64> {
+        (!self.namespaces().is_all()).then_some(self.principal)
+    }
+
     pub(crate) fn is_ended(&self) -> bool {
         self.is_ended.load(Ordering::Acquire)
     }
@@ -94,16 +100,20 @@ impl Holder {
         !self.is_ended() && !self.credential.is_expired(now_ms)
     }
 
-    /// Closes this connection when the holder ends, until the result is dropped.
-    pub(crate) fn connected(self: &Arc<Self>, outbox: Outbox) -> Connected {
+    /// Closes this connection when the holder ends, until the result is dropped. `None` if the token is
+    /// limited to namespaces and has as many connections as it may have.
+    pub(crate) fn connected(self: &Arc<Self>, outbox: Outbox, connections_max: usize) -> Option<Connected> {
         let number = self.next.fetch_add(1, Ordering::Relaxed);
         let mut connections = self.connections();
+        if self.own_share().is_some() && connections.len() >= connections_max {
+            return None;
+        }
         // Under the lock: an end either finds the connection, or is noticed here.
         if self.is_ended() {
             outbox.close();
         }
         connections.insert(number, outbox);
-        Connected { holder: Arc::clone(self), number }
+        Some(Connected { holder: Arc::clone(self), number })
     }
 
     fn end(&self) {
@@ -133,6 +143,10 @@ impl tcp::Grant for Holder {
 
     fn is_unlimited(&self) -> bool {
         self.namespaces().is_all()
+    }
+
+    fn shared(&self) -> Option<u64> {
+        self.own_share()
     }
 
     fn is_ended(&self) -> bool {
@@ -262,6 +276,13 @@ impl Access {
             None if token.is_empty() => Err(TokenProblem::Missing),
             None => Err(TokenProblem::Wrong),
         }
+    }
+
+    /// The number of connections of the token with most of them, among those that are limited to namespaces.
+    pub(crate) fn most_connections(&self) -> usize {
+        let listed = self.listed();
+        let limited = listed.tokens.iter().filter(|(_, it)| it.own_share().is_some());
+        limited.map(|(_, it)| it.connections().len()).max().unwrap_or(0)
     }
 
     /// When a peer is told of the problem of its token.

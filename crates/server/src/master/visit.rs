@@ -39,7 +39,7 @@ impl Host for Shared {
             return greeting.refuse(refusal, Instant::now() + REFUSAL_TIME_MAX).await;
         }
         if hello.role == Role::Client
-            && let Err(refusal) = { self.lock().core.admits(&hello.namespace) }
+            && let Err(refusal) = { self.lock().core.admits(&hello.namespace, holder.namespaces()) }
         {
             return greeting.refuse(refusal, Instant::now() + REFUSAL_TIME_MAX).await;
         }

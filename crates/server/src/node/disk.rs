@@ -68,6 +68,14 @@ pub(super) struct DiskMember {
     end: watch::Sender<()>,
 }
 
+/// The client that reads. Reads take turns by the namespaces of the objects, or by the token if that has a
+/// share of its own, and then by client.
+#[derive(Clone, Copy)]
+pub(super) struct DiskClient {
+    pub(super) id: u64,
+    pub(super) token_group: Option<u64>,
+}
+
 struct State {
     core: Disk,
     ids: BTreeMap<Stamp, RecordId>,
@@ -206,7 +214,7 @@ impl DiskMember {
     /// Starts to read a range of a copy for a client, or `None` if there is no such copy.
     pub(super) fn read(
         &self,
-        client: u64,
+        client: DiskClient,
         stamp: Stamp,
         span: ssd::Span,
         unasked: Option<u64>,
@@ -219,7 +227,7 @@ impl DiskMember {
 
     fn find(
         &self,
-        client: u64,
+        client: DiskClient,
         stamp: Stamp,
         span: ssd::Span,
         unasked: Option<u64>,
@@ -227,8 +235,9 @@ impl DiskMember {
         let state = self.lock();
         let len = state.core.readable(stamp, unasked)?;
         span.offset.checked_add(span.len).filter(|end| *end <= len)?;
-        let group = state.core.namespace_of(stamp).map_or(0, turnstile::group);
-        let reader = ssd::Reader { group, client, is_ahead: false };
+        let namespace_group = || state.core.namespace_of(stamp).map_or(0, turnstile::group);
+        let group = client.token_group.unwrap_or_else(namespace_group);
+        let reader = ssd::Reader { group, client: client.id, is_ahead: false };
         Some((reader, state.ids.get(&stamp).copied()?))
     }
 
@@ -262,6 +271,7 @@ impl DiskMember {
     /// The same for a socket: through the staging segment if the client maps it and it has space.
     pub(super) fn fetch(&self, reader: FetchReader<'_>, range: &RequestHead) -> Option<Fetch> {
         let FetchReader { client, grant } = reader;
+        let client = DiskClient { id: client, token_group: grant.shared() };
         let is_allowed = |namespace: Option<&str>| namespace.is_some_and(|it| grant.covers(it));
         if !grant.is_unlimited() && !is_allowed(self.lock().core.namespace_of(Stamp(range.stamp))) {
             return None;

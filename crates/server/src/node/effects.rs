@@ -295,6 +295,7 @@ fn limits(shared: Arc<Shared>) -> Vec<LimitUse> {
     if let Some(it) = shared.data_server.get().and_then(Weak::upgrade).map(|it| it.limits()) {
         found.push(limit_stat("data_connections", it.connections));
         found.push(limit_stat("data_connections_per_client", it.per_client));
+        found.push(limit_stat("data_connections_per_token", it.per_credential));
         found.push(limit_stat("data_unauthenticated", it.unauthenticated));
     }
     if let Some([connections, unauthenticated]) = shared.attachments.as_ref().map(|it| it.limits()) {

@@ -20,12 +20,12 @@ use tiffin_transport::{
 use tiffin_types::{SegmentId, Stamp};
 use tokio::time::timeout_at;
 
-use super::disk::DiskMember;
+use super::disk::{DiskClient, DiskMember};
 
 /// Maximum number of bytes that one call reads from the disk at a time, unless one chunk is larger.
 const IN_FLIGHT_BYTES_MAX: u64 = 64 << 20;
 /// The program of the node, among the clients that read its disks. Ids of clients are random.
-const LOCAL_CLIENT: u64 = 0;
+const LOCAL_CLIENT: DiskClient = DiskClient { id: 0, token_group: None };
 
 /// Reads one disk of the node.
 struct DiskReader {

@@ -11,12 +11,13 @@ use std::collections::VecDeque;
 use std::future::Future;
 use std::pin::Pin;
 
-use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::timeout;
 
 use super::buffered::SMALL_BYTES_MAX;
 use super::frame::{REQUEST_BYTES, ReplyHead, ReplyKind, RequestHead, RequestKind, Status};
-use super::server::{CHUNK_TIME_MAX, FetchReader, ServeError, Served, Server};
+use super::grant::FetchReader;
+use super::server::{CHUNK_TIME_MAX, ServeError, Served, Server};
+use super::share::Permit;
 use super::stream::ByteStream;
 use crate::buffer::SourceBuf;
 use crate::checksum::checksum;
@@ -54,23 +55,19 @@ pub enum FetchError {
 struct Begun {
     head: RequestHead,
     fetch: Option<Fetch>,
-    _memory: OwnedSemaphorePermit,
+    _memory: Permit,
 }
 
 impl<W: ByteStream> Served<W> {
     /// Memory for a fetch, if its client may have more. Waits for it only if this connection has no fetch in
     /// progress.
-    async fn fetch_memory(
-        &mut self,
-        bytes: u64,
-        may_wait: bool,
-    ) -> Result<Option<OwnedSemaphorePermit>, ServeError> {
-        let memory = self.share.try_fetch(bytes);
+    async fn fetch_memory(&mut self, bytes: u64, may_wait: bool) -> Result<Option<Permit>, ServeError> {
+        let memory = self.part.try_fetch(bytes);
         if memory.is_some() || !may_wait {
             return Ok(memory);
         }
         self.flush().await?;
-        Ok(self.share.fetch(bytes).await)
+        Ok(self.part.fetch(bytes).await)
     }
 }
 
@@ -133,7 +130,7 @@ impl Server {
         &self,
         served: &Served<W>,
         segment: u64,
-        (head, memory): (RequestHead, OwnedSemaphorePermit),
+        (head, memory): (RequestHead, Permit),
     ) -> Begun {
         let reader = FetchReader { client: served.client, grant: &*served.grant };
         let fetch = || self.slots.begin_fetch(reader, segment, &head);

@@ -6,13 +6,16 @@
 use std::fmt;
 use std::io;
 use std::net::SocketAddr;
+use std::time::Duration;
 
 use socket2::{SockRef, TcpKeepalive};
 use tiffin_tls::TlsServer;
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 
 use super::pool::LOCAL_PREFIX;
-use super::server::KEEPALIVE;
+
+/// Keepalive interval of idle connections.
+const KEEPALIVE: Duration = Duration::from_secs(15);
 
 /// Waits for data connections.
 #[derive(Debug)]

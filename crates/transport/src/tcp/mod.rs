@@ -20,6 +20,7 @@ mod checksum_cache;
 mod client;
 mod disk;
 pub mod frame;
+mod grant;
 mod listener;
 mod pool;
 mod secure;
@@ -31,10 +32,8 @@ mod turns;
 
 pub use client::{ReadOptions, Tcp};
 pub use disk::{Bytes, Fetch, FetchError, Fetched, StagedBytes};
+pub use grant::{Authorise, FetchReader, Grant, Hello, Unlimited};
 pub use listener::{DataListener, Peer, local_address};
 pub use pool::{Connect, Connecting, Identity, STREAMS_MAX, TcpConnect};
-pub use server::{
-    Applied, Authorise, DataLimits, FetchReader, Grant, Hello, PENDING_MAX, ServeError, Server, SlotAccess,
-    Unlimited,
-};
+pub use server::{Applied, DataLimits, PENDING_MAX, ServeError, Server, SlotAccess};
 pub use stream::{ByteStream, WaitMode};

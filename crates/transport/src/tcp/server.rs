@@ -9,7 +9,7 @@ use std::time::Duration;
 use tiffin_measure::{Operation, Path};
 use tiffin_tls::is_client_hello;
 use tokio::net::TcpListener;
-use tokio::sync::{Notify, OwnedSemaphorePermit};
+use tokio::sync::Notify;
 use tokio::task::{JoinSet, yield_now};
 use tokio::time::{Instant, timeout};
 
@@ -20,18 +20,21 @@ use super::frame::{
     CHECKSUM_BYTES, DATA_VERSION_MIN, FrameError, HelloHead, REQUEST_BYTES, Rejection, ReplyHead, ReplyKind,
     RequestHead, RequestKind, Status, WelcomeHead,
 };
+use super::grant::{Authorise, FetchReader, Grant, Hello};
 use super::listener::{Accepted, DataListener, Peer};
 use super::secure;
-use super::share::{CLIENT_CONNECTIONS_MAX, Clients, Share};
+use super::share::{CLIENT_CONNECTIONS_MAX, Clients, Crowded, Owner, Part, Permit};
 use super::stream::ByteStream;
 use crate::buffer::{Run, SourceBuf, TargetBuf};
 use crate::checksum::checksum;
-use crate::pending::{Connections, Denied, LimitUse, Pending};
+use crate::pending::{Connections, LimitUse, Pending};
 use crate::segment::NodeMemory;
 use crate::{CHUNK_BYTES_MAX, Counters, Extent, cache_prefetch, copy};
 
 /// Maximum number of connections to one data socket.
 const CONNECTIONS_MAX: usize = 4096;
+/// Maximum number of those of one credential that is limited to namespaces: the others get in.
+const CREDENTIAL_CONNECTIONS_MAX: usize = CONNECTIONS_MAX / 8 * 7;
 /// Maximum number of unauthenticated connections; one more closes the oldest.
 pub const PENDING_MAX: usize = 256;
 /// Time limit of a client's hello.
@@ -50,8 +53,6 @@ const REST_BYTES: u64 = 1 << 20;
 const TURN_BYTES: u64 = 64 << 10;
 /// What a request counts beside its bytes.
 const REQUEST_COST_BYTES: u64 = 1 << 10;
-/// Keepalive interval of idle connections.
-pub(super) const KEEPALIVE: Duration = Duration::from_secs(15);
 
 /// Access to the node's slots. An implementation protects the bytes of a transfer from reuse between its
 /// begin and its end. Implemented by the node's shell.
@@ -108,82 +109,8 @@ pub trait SlotAccess: Send + Sync {
     fn closed(&self, client: u64);
 }
 
-/// Who fetches a range from a disk.
-#[derive(Clone, Copy)]
-pub struct FetchReader<'a> {
-    /// The client's id.
-    pub client: u64,
-    /// What it may do.
-    pub grant: &'a dyn Grant,
-}
-
-/// A client's request to connect.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Hello {
-    /// The client's id.
-    pub client: u64,
-    /// The client's token.
-    pub token: String,
-    /// Where it comes from, if it comes through a listener.
-    pub peer: Option<Peer>,
-}
-
 /// See [`SlotAccess::apply_published`].
 pub type Applied = Pin<Box<dyn Future<Output = ()> + Send>>;
-
-/// What the client of a connection may do. The node's shell knows it by the client's token.
-pub trait Grant: Send + Sync {
-    /// Whether it may read.
-    fn may_read(&self) -> bool;
-
-    /// Whether it may write.
-    fn may_write(&self) -> bool;
-
-    /// Whether it may access every namespace, so that none need be compared.
-    fn is_unlimited(&self) -> bool;
-
-    /// Whether it may access this namespace.
-    fn covers(&self, namespace: &str) -> bool;
-
-    /// Whether it was revoked: then no further request is served.
-    fn is_ended(&self) -> bool;
-
-    /// Is notified when it is revoked, so that idle connections end too. `None` if it cannot be.
-    fn end(&self) -> Option<&Notify>;
-}
-
-/// A grant without limits, for nodes without tokens.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Unlimited;
-
-impl Grant for Unlimited {
-    fn may_read(&self) -> bool {
-        true
-    }
-
-    fn may_write(&self) -> bool {
-        true
-    }
-
-    fn is_unlimited(&self) -> bool {
-        true
-    }
-
-    fn covers(&self, _: &str) -> bool {
-        true
-    }
-
-    fn is_ended(&self) -> bool {
-        false
-    }
-
-    fn end(&self) -> Option<&Notify> {
-        None
-    }
-}
-
-/// Decides what a client may do, or that it may not connect; the client gets the text of a refusal.
-pub type Authorise = Box<dyn Fn(&Hello) -> Result<Arc<dyn Grant>, Denied> + Send + Sync>;
 
 /// Why a connection ended, other than by the client closing it between requests.
 #[derive(Debug, thiserror::Error)]
@@ -224,6 +151,8 @@ pub struct DataLimits {
     pub connections: LimitUse,
     /// Those of one client to one segment.
     pub per_client: LimitUse,
+    /// Those of one credential that is limited to namespaces.
+    pub per_credential: LimitUse,
     /// Those without a valid hello.
     pub unauthenticated: LimitUse,
 }
@@ -241,10 +170,10 @@ pub(super) struct Served<W> {
     pub(super) stream: BufferedStream<W>,
     pub(super) client: u64,
     pub(super) grant: Arc<dyn Grant>,
-    pub(super) share: Arc<Share>,
+    pub(super) part: Part,
     /// The transfer of its client that is in progress here: a large one, or small ones that are answered
     /// together.
-    turn: Option<OwnedSemaphorePermit>,
+    turn: Option<Permit>,
     /// Bytes that were served since other connections got the thread.
     since_rest: u64,
     /// Complete replies: their bytes, if any, were copied, and the stamp was checked afterwards.
@@ -262,7 +191,8 @@ impl Server {
         counters: Arc<Counters>,
     ) -> Arc<Self> {
         let (checksums, pending) = (ChecksumCache::default(), Pending::new(PENDING_MAX));
-        let (clients, connections) = (Clients::default(), Connections::new(CONNECTIONS_MAX));
+        let clients = Clients::new(CREDENTIAL_CONNECTIONS_MAX);
+        let connections = Connections::new(CONNECTIONS_MAX);
         Arc::new(Self { memory, slots, authorise, counters, checksums, pending, clients, connections })
     }
 
@@ -272,6 +202,7 @@ impl Server {
         DataLimits {
             connections: self.connections.limit(),
             per_client: self.clients.limit(),
+            per_credential: self.clients.credential_limit(),
             unauthenticated: self.pending.limit(),
         }
     }
@@ -346,10 +277,10 @@ impl Server {
         };
         drop(pending);
         stream.authenticate();
-        let (client, segment, share) = (open.client, open.segment, Arc::clone(&open.share));
+        let (Owner { client, segment, .. }, part) = (open.owner, open.part.clone());
         let (answers, discard) = (Vec::new(), vec![0; DISCARD_BYTES]);
         let (turn, since_rest) = (None, 0);
-        let mut served = Served { stream, client, grant, share, turn, since_rest, answers, discard };
+        let mut served = Served { stream, client, grant, part, turn, since_rest, answers, discard };
         if segment != self.memory.geometry().segment {
             return self.serve_disk(&mut served, segment).await;
         }
@@ -431,19 +362,26 @@ impl Server {
             let reason = format!("this is segment {here:016x}, not {:016x}", head.segment);
             return refuse(stream, version, Rejection::OtherSegment, reason).await;
         }
-        let Some(open) = self.open(&head) else {
-            let reason = format!("this client already has {CLIENT_CONNECTIONS_MAX} connections to it");
-            return refuse(stream, version, Rejection::Refused, reason).await;
+        let open = match self.open(&head, &*grant) {
+            Ok(open) => open,
+            Err(crowded) => {
+                let (party, count) = match crowded {
+                    Crowded::Client => ("this client", CLIENT_CONNECTIONS_MAX),
+                    Crowded::Credential => ("the holder of this token", CREDENTIAL_CONNECTIONS_MAX),
+                };
+                let reason = format!("{party} already has {count} connections to it");
+                return refuse(stream, version, Rejection::Refused, reason).await;
+            }
         };
         stream.send([SourceBuf::from(&WelcomeHead::encode(version, Ok(()), "")[..])]).await?;
         Ok((grant, open))
     }
 
     /// Counts the client's connections; dropping the result decrements the count.
-    fn open(&self, head: &HelloHead) -> Option<Open<'_>> {
-        let (client, segment) = (head.client, head.segment);
-        let share = self.clients.open(client, segment, || self.slots.opened(client))?;
-        Some(Open { server: self, client, segment, share })
+    fn open(&self, head: &HelloHead, grant: &dyn Grant) -> Result<Open<'_>, Crowded> {
+        let owner = Owner { client: head.client, segment: head.segment, credential: grant.shared() };
+        let part = self.clients.open(owner, || self.slots.opened(owner.client))?;
+        Ok(Open { server: self, owner, part })
     }
 
     /// Receives the bytes of a write directly into the segment.
@@ -681,12 +619,12 @@ impl<W: ByteStream> Served<W> {
     }
 
     /// Begins a transfer, when its client may. The replies so far do not wait for that.
-    pub(super) async fn begin_transfer(&mut self) -> Result<Option<OwnedSemaphorePermit>, ServeError> {
-        if let Some(turn) = self.share.try_transfer() {
+    pub(super) async fn begin_transfer(&mut self) -> Result<Option<Permit>, ServeError> {
+        if let Some(turn) = self.part.try_transfer() {
             return Ok(Some(turn));
         }
         self.flush().await?;
-        Ok(self.share.transfer().await)
+        Ok(self.part.transfer().await)
     }
 
     /// Reads and drops the bytes of a rejected write, and their checksum.
@@ -740,14 +678,13 @@ async fn refuse<T>(
 
 struct Open<'a> {
     server: &'a Server,
-    client: u64,
-    segment: u64,
-    share: Arc<Share>,
+    owner: Owner,
+    part: Part,
 }
 
 impl Drop for Open<'_> {
     fn drop(&mut self) {
-        self.server.clients.close(self.client, self.segment, || self.server.slots.closed(self.client));
+        self.server.clients.close(self.owner, || self.server.slots.closed(self.owner.client));
     }
 }
 

@@ -7,10 +7,12 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll};
 
+use tokio::sync::Notify;
 use tokio::task::yield_now;
 
 use super::frame::{HelloHead, RequestHead, RequestKind};
-use super::server::{Grant, Server, SlotAccess, Unlimited};
+use super::grant::{Grant, Hello, Unlimited};
+use super::server::{Server, SlotAccess};
 use super::stream::ByteStream;
 use crate::behavior::TestNode;
 use crate::buffer::{SourceBuf, TargetBuf};
@@ -56,16 +58,66 @@ impl ByteStream for Wire {
     }
 }
 
-/// Bytes that one client has been sent over its connections, each with so many reads of that size, when
+/// The grant of a token that is limited to a namespace: that of the node's objects.
+struct Limited(u64);
+
+impl Grant for Limited {
+    fn may_read(&self) -> bool {
+        true
+    }
+
+    fn may_write(&self) -> bool {
+        true
+    }
+
+    fn is_unlimited(&self) -> bool {
+        false
+    }
+
+    fn covers(&self, _: &str) -> bool {
+        true
+    }
+
+    fn shared(&self) -> Option<u64> {
+        Some(self.0)
+    }
+
+    fn is_ended(&self) -> bool {
+        false
+    }
+
+    fn end(&self) -> Option<&Notify> {
+        None
+    }
+}
+
+/// The id of the client that reads once.
+const MODEST: u64 = 1000;
+
+/// Who has the greedy connections.
+#[derive(Clone, Copy)]
+enum Greedy {
+    OneClient,
+    /// A client for each connection, all with the same token.
+    OneToken,
+}
+
+/// Bytes that a greedy party has been sent over its connections, each with so many reads of that size, when
 /// another one has the answer to its first read.
-async fn bytes_before_another(connections: u64, reads: u64, len: u64) -> usize {
+async fn bytes_before_another(party: Greedy, connections: u64, reads: u64, len: u64) -> usize {
     let node = Arc::new(TestNode::new());
     let location = node.reserve(&[len]);
     node.commit(location);
     let segment = node.memory().geometry().segment;
     let slots = Arc::clone(&node) as Arc<dyn SlotAccess>;
-    let grant = || Ok(Arc::new(Unlimited) as Arc<dyn Grant>);
-    let server = Server::new(Arc::clone(node.memory()), slots, Box::new(move |_| grant()), Arc::default());
+    let grant = move |hello: &Hello| -> Arc<dyn Grant> {
+        match party {
+            Greedy::OneClient => Arc::new(Unlimited),
+            Greedy::OneToken => Arc::new(Limited(u64::from(hello.client == MODEST))),
+        }
+    };
+    let authorise = Box::new(move |hello: &Hello| Ok(grant(hello)));
+    let server = Server::new(Arc::clone(node.memory()), slots, authorise, Arc::default());
     let connect = |client: u64, reads: u64, len: u64| {
         let mut unread: VecDeque<u8> = HelloHead::encode(client, segment, "").into();
         for id in 0..reads {
@@ -79,23 +131,34 @@ async fn bytes_before_another(connections: u64, reads: u64, len: u64) -> usize {
         tokio::spawn(async move { server.serve(wire, false).await });
         sent
     };
-    let greedy: Vec<_> = (0..connections).map(|_| connect(1, reads, len)).collect();
-    let modest = connect(2, 1, SMALL);
+    // The other one is known, and idle. A party that is alone may use everything.
+    let idle = connect(MODEST, 0, SMALL);
+    while idle.load(Ordering::Relaxed) == 0 {
+        yield_now().await;
+    }
+    let client = |at| match party {
+        Greedy::OneClient => 1,
+        Greedy::OneToken => 1 + at,
+    };
+    let greedy: Vec<_> = (0..connections).map(|at| connect(client(at), reads, len)).collect();
+    let modest = connect(MODEST, 1, SMALL);
     while modest.load(Ordering::Relaxed) < SMALL as usize {
         yield_now().await;
     }
     greedy.iter().map(|it| it.load(Ordering::Relaxed)).sum()
 }
 
-/// One thread serves all: whatever a client asks for, over however many connections, another one waits for a
-/// few turns of it.
+/// One thread serves all: whatever a client asks for, over however many connections, or a token with however
+/// many clients, another one waits for a few turns of it.
 #[tokio::test]
 async fn client_that_reads_all_the_time_leaves_others_a_share() {
     const MIB: usize = 1 << 20;
     for (connections, reads, len) in
         [(1, 1024, SMALL), (64, 128, SMALL), (64, 48, SMALL), (64, 8, 100_000), (16, 8, 1 << 20)]
     {
-        let served = bytes_before_another(connections, reads, len).await;
-        assert!((1..=9 * MIB).contains(&served), "{connections} connections: {served} bytes were first");
+        for party in [Greedy::OneClient, Greedy::OneToken] {
+            let served = bytes_before_another(party, connections, reads, len).await;
+            assert!((1..=9 * MIB).contains(&served), "{connections} connections: {served} bytes were first");
+        }
     }
 }

@@ -169,7 +169,7 @@ pub struct Heartbeat {
 }
 
 /// The names of the limits of a node's sockets: [`LimitUse::limit`] is an index. New ones come at the end.
-pub const SOCKET_LIMITS: [&str; 8] = [
+pub const SOCKET_LIMITS: [&str; 10] = [
     "request_connections",
     "request_unauthenticated",
     "failed_credentials_per_peer",
@@ -178,6 +178,8 @@ pub const SOCKET_LIMITS: [&str; 8] = [
     "data_unauthenticated",
     "attach_connections",
     "attach_unauthenticated",
+    "request_connections_per_token",
+    "data_connections_per_token",
 ];
 
 /// The use of one limit of a node's sockets.

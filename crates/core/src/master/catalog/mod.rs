@@ -68,6 +68,11 @@ impl NamespaceIndex {
         (self.0 & ((1 << POSITION_BITS) - 1)) as usize
     }
 
+    /// The index as a number, which groups the turns of a queue.
+    pub(super) fn number(self) -> u64 {
+        u64::from(self.0)
+    }
+
     /// The next use of the same position.
     fn next_use(self) -> Self {
         Self(self.0.wrapping_add(1 << POSITION_BITS))

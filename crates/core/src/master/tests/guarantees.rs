@@ -1,6 +1,8 @@
 //! What one client or namespace can take from the others: shares, guaranteed minimums, and removed objects in
 //! view.
 
+use tiffin_node::disk;
+
 use super::{test_disk::prefetch, *};
 use crate::message::{
     Ahead, Commit, CommitItem, Demotion, HeldBy, Policy, PolicyChange, PrefetchOutcome, Resource,
@@ -387,6 +389,8 @@ fn mutants_of_shares_and_minimums_are_noticed() {
     assert_eq!(numbers_of_leases(Sabotage::LeaseAnyNumber), (3, 3));
     assert_ne!(evicted_for_a_hog(Sabotage::EvictGuaranteed), (8, 8));
     assert_eq!(turns_of_promotions(Sabotage::PromoteInOrder), [7, 8]);
+    assert_eq!(turns_of_writes(Sabotage::WriteThroughInOrder), [13, 14]);
+    assert!(!own_demotions_begin(Sabotage::AwaitDemotionsOfOthers));
     assert_eq!(stored_while_in_view(Sabotage::ViewForFree), 16);
 }
 
@@ -404,18 +408,72 @@ fn turns_of_promotions(sabotage: Sabotage) -> [usize; 2] {
     cluster.disks[0].held_up = true;
     assert_eq!(cluster.ask_from(HOG, prefetch(&names, Ahead::All, 0)), Some(running(6)));
     assert_eq!(cluster.ask(prefetch(&["a", "b"], Ahead::All, 0)), Some(running(2)));
-    let mut turns = [0; 2];
+    steps_until(&mut cluster, |cluster, name| cluster.where_is(name).0)
+}
+
+/// When two objects of another namespace are written through, in the order of all writes, while a hog has put
+/// twelve.
+fn turns_of_writes(sabotage: Sabotage) -> [usize; 2] {
+    let mut cluster = Cluster::tiered(&[16], |config| config.sabotage = sabotage);
+    cluster.write_through();
+    hog_puts(&mut cluster, 12);
+    for name in ["a", "b"] {
+        cluster.put(name, UNIT, plain());
+    }
+    steps_until(&mut cluster, |cluster, name| cluster.where_is(name).1)
+}
+
+/// The numbers of operations of the disk after which that is so of the objects `a` and `b`.
+fn steps_until(cluster: &mut Cluster, is_so: impl Fn(&mut Cluster, &str) -> bool) -> [usize; 2] {
+    let mut steps = [0; 2];
     for step in 1.. {
         let Some(effect) = cluster.disks[0].to_do.pop_front() else { break };
         cluster.do_one(0, effect);
         cluster.carry_out();
-        for (turn, name) in turns.iter_mut().zip(["a", "b"]) {
-            if *turn == 0 && cluster.where_is(name).0 {
-                *turn = step;
+        for (first, name) in steps.iter_mut().zip(["a", "b"]) {
+            if *first == 0 && is_so(cluster, name) {
+                *first = step;
             }
         }
     }
-    turns
+    steps
+}
+
+/// Puts objects of the hog, which must be written to a disk that does nothing by itself from now on.
+fn hog_puts(cluster: &mut Cluster, count: usize) {
+    cluster.join(HOG, "hog");
+    let policy = Policy { demotion: Some(Demotion::WriteThrough), ..Policy::default() };
+    cluster.ask_from(HOG, ClientToMaster::SetPolicy(policy.into()));
+    cluster.disks[0].held_up = true;
+    assert_eq!(cluster.puts_from(HOG, plain(), count), count);
+}
+
+/// A disk reads a quarter of the memory at a time: those of the hog that it has begun come first.
+#[test]
+fn writes_of_namespaces_take_turns() {
+    assert_eq!(turns_of_writes(Sabotage::None), [6, 7]);
+}
+
+/// Whether a put that exceeds its quota, and may wait, has an object of its own namespace written to the
+/// disk, while objects of another one are.
+fn own_demotions_begin(sabotage: Sabotage) -> bool {
+    let mut cluster = Cluster::tiered(&[32], |config| {
+        (config.sabotage, config.tier.ahead_percent) = (sabotage, 0);
+    });
+    cluster.policy(Some(4 * UNIT), None);
+    hog_puts(&mut cluster, 4);
+    for name in ["a", "b", "c"] {
+        cluster.put(name, UNIT, plain());
+    }
+    assert_eq!(cluster.put_waiting("d", 2, 500), None, "it waits");
+    let is_own =
+        |it: &disk::Effect| matches!(it, disk::Effect::Store { record, .. } if record.key == key("a"));
+    cluster.disks[0].to_do.iter().any(is_own)
+}
+
+#[test]
+fn put_over_its_quota_waits_for_its_own_demotions() {
+    assert!(own_demotions_begin(Sabotage::None));
 }
 
 /// Puts objects of the hog that are only on the disk.

@@ -4,6 +4,7 @@ use super::*;
 use crate::master::namespaces::NAMESPACES_LISTED_MAX;
 use crate::{
     BATCH_KEY_BYTES_MAX, KEY_BYTES_MAX, Key, WHY_KEYS_MAX,
+    access::{NamePattern, Namespaces},
     message::{Await, Explain, Why},
 };
 
@@ -84,6 +85,7 @@ fn mutants_of_limits_are_noticed() {
     assert_eq!(accepts_keys(Sabotage::AnyKeyBytes, 1), (true, 0));
     assert_eq!(namespaces_at_the_limit(Sabotage::AnyNamespace), (true, true));
     assert_eq!(namespaces_at_the_limit(Sabotage::KeepNamespaces), (false, false));
+    assert_eq!(namespaces_of_a_token(Sabotage::NamespacesOfOneToken), 15, "and that of the tests");
     assert_eq!(namespaces_listed(Sabotage::ListAllNamespaces), NAMESPACES_LISTED_MAX + 2);
     for mutant in [Sabotage::ClientWaitsAnyhow, Sabotage::NamespaceWaitsAnyhow] {
         assert!((0..50).any(|seed| hostile_clients(mutant, seed).is_err()), "{mutant:?}");
@@ -265,8 +267,12 @@ fn namespaces_at_the_limit(sabotage: Sabotage) -> (bool, bool) {
     });
     cluster.open_in(ConnId(10), "a");
     cluster.open_in(ConnId(11), "b");
-    assert!(cluster.master.admits("b").is_ok(), "a known namespace has any number of clients");
-    let refused = matches!(cluster.master.admits("c"), Err(it) if it.reason == Reason::Busy);
+    assert!(
+        cluster.master.admits("b", &Namespaces::All).is_ok(),
+        "a known namespace has any number of clients"
+    );
+    let refused =
+        matches!(cluster.master.admits("c", &Namespaces::All), Err(it) if it.reason == Reason::Busy);
     assert_eq!(cluster.limit("namespaces").reached, u64::from(refused));
     cluster.event(Event::Closed(ConnId(11)));
     (!refused, !cluster.master.namespaces().contains(&"b".to_owned()))
@@ -275,6 +281,32 @@ fn namespaces_at_the_limit(sabotage: Sabotage) -> (bool, bool) {
 #[test]
 fn namespaces_are_bounded() {
     assert_eq!(namespaces_at_the_limit(Sabotage::None), (false, true));
+}
+
+/// How many of 16 namespaces the clients of a token may add that covers some of them.
+fn namespaces_of_a_token(sabotage: Sabotage) -> u64 {
+    let mut cluster =
+        Cluster::with(&[4 * UNIT], |it| (it.limits.namespaces_max, it.sabotage) = (16, sabotage));
+    let limited = |text| Namespaces::Some(vec![NamePattern::new(text).unwrap()]);
+    let added = (0..).find(|at| {
+        let name = format!("team-{at}");
+        let is_admitted = cluster.master.admits(&name, &limited("team-*")).is_ok();
+        is_admitted.then(|| cluster.open_in(ConnId(10 + at), &name)).is_none()
+    });
+    let added = added.unwrap_or_default();
+    if sabotage == Sabotage::None {
+        assert!(cluster.master.admits("team-1", &limited("team-*")).is_ok(), "it is known");
+        for token in [limited("other-*"), Namespaces::All] {
+            assert!(cluster.master.admits("other-1", &token).is_ok());
+        }
+        assert_eq!(cluster.limit("namespaces").reached, 1);
+    }
+    added
+}
+
+#[test]
+fn token_leaves_namespaces_to_others() {
+    assert_eq!(namespaces_of_a_token(Sabotage::None), 14);
 }
 
 #[test]

@@ -13,7 +13,11 @@
 
 use std::collections::BTreeMap;
 
-use super::{refused::Refusals, waiting::MemoryQueue, write_through::WriteThrough};
+use super::{
+    refused::Refusals,
+    waiting::MemoryQueue,
+    write_through::{Entry, Owner, WriteThrough},
+};
 use crate::master::{
     Notice, Wait,
     catalog::{NamespaceIndex, NodeIndex, Object, ObjectIndex},
@@ -49,14 +53,37 @@ struct Writing {
     bytes: u64,
     /// The memory of these objects, as allocated.
     memory: u64,
+    /// The same by namespace. None is zero.
+    memory_of: BTreeMap<NamespaceIndex, u64>,
     /// The disk failed and gets no writes before then.
     paused_until: Tick,
+}
+
+impl Writing {
+    fn add(&mut self, namespace: NamespaceIndex, len: u64, memory: u64) {
+        (self.objects, self.bytes) = (self.objects + 1, self.bytes + len);
+        self.memory += memory;
+        *self.memory_of.entry(namespace).or_default() += memory;
+    }
+
+    fn remove(&mut self, namespace: NamespaceIndex, len: u64) {
+        (self.objects, self.bytes) = (self.objects.saturating_sub(1), self.bytes.saturating_sub(len));
+        let memory = space_for(len).unwrap_or(0);
+        self.memory = self.memory.saturating_sub(memory);
+        if let Some(own) = self.memory_of.get_mut(&namespace) {
+            *own = own.saturating_sub(memory);
+            if *own == 0 {
+                self.memory_of.remove(&namespace);
+            }
+        }
+    }
 }
 
 /// An object that is being written to a disk, and its copy there.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::master) struct Leaving {
     pub(in crate::master) index: ObjectIndex,
+    namespace: NamespaceIndex,
     /// The memory that it is read from, unless that was lost since.
     node: Option<NodeIndex>,
     generation: Generation,
@@ -150,8 +177,10 @@ impl Demotions {
             let mut homes = object.in_memory().map(|(node, _)| node);
             let home = homes.find(|node| cx.members.disks().any(|(_, beside)| beside == *node));
             if let Some(home) = home {
-                let entry = (index, object.generation());
-                self.write_through.entry(home).or_default().push(entry);
+                let is_anyone = sabotaged!(cx.config.sabotage, WriteThroughInOrder);
+                let owner = Owner { namespace: object.namespace(), client: object.writer(), is_anyone };
+                let list = self.write_through.entry(home).or_default();
+                list.push(owner, object.len(), (index, object.generation()));
             }
         }
         self.wake();
@@ -180,6 +209,9 @@ impl Demotions {
         disks.iter().any(|disk| self.writing.get(disk).is_some_and(|it| it.objects > 0))
     }
 
+    /// Demotes objects of a namespace until that much memory of it is being written, as far as the disks can.
+    /// Returns whether the caller should wait for any. If others keep a disk busy, it writes one message of
+    /// this namespace all the same.
     pub(super) fn demote_namespace(
         &mut self,
         cx: &mut Context,
@@ -189,21 +221,28 @@ impl Demotions {
         if cx.demotion(namespace) == Demotion::Never {
             return false;
         }
+        let counted = (!sabotaged!(cx.config.sabotage, AwaitDemotionsOfOthers)).then_some(namespace);
+        let mut is_held_up = false;
         let disks: Vec<_> = cx.members.disks().collect();
         for (disk, node) in disks {
             if !self.may_write(cx, disk, node) {
                 continue;
             }
             let (mut items, mut leaving) = (Vec::new(), Vec::new());
-            while self.memory() < need && items.len() < DEMOTE_ITEMS_MAX && !self.is_busy(disk) {
+            let has_none = self.memory(counted) == 0;
+            while self.memory(counted) < need
+                && items.len() < DEMOTE_ITEMS_MAX
+                && (has_none || !self.is_busy(disk))
+            {
                 let next = cx.catalog.next_to_demote(
                     node,
                     WRITING_OBJECTS_MAX * 2,
                     |it| it == namespace,
                     |object| self.may_be_demoted(cx, object, disk) && !object.hard_pin(),
                 );
-                let next = next.filter(|it| self.may_be_read_from(cx, node, *it));
-                let Some((item, entry)) = next.and_then(|it| self.begin(cx, it, disk, node)) else {
+                let may_begin = next.filter(|it| self.may_be_read_from(cx, node, *it));
+                is_held_up |= next.is_some() && may_begin.is_none();
+                let Some((item, entry)) = may_begin.and_then(|it| self.begin(cx, it, disk, node)) else {
                     break;
                 };
                 items.push(item);
@@ -213,12 +252,16 @@ impl Demotions {
                 send(cx, (disk, node), items, leaving);
             }
         }
-        self.memory() > 0
+        self.memory(counted) > 0 || (is_held_up && self.memory(None) > 0)
     }
 
-    /// The memory of all objects that are being written to disks.
-    fn memory(&self) -> u64 {
-        self.writing.values().map(|it| it.memory).sum()
+    /// The memory of the objects that are being written to disks: those of a namespace, or all.
+    fn memory(&self, namespace: Option<NamespaceIndex>) -> u64 {
+        let memory = |it: &Writing| match namespace {
+            Some(namespace) => it.memory_of.get(&namespace).copied().unwrap_or(0),
+            None => it.memory,
+        };
+        self.writing.values().map(memory).sum()
     }
 
     /// Whether objects of that memory may be written to that disk now.
@@ -309,33 +352,33 @@ impl Demotions {
         disk: NodeIndex,
         node: NodeIndex,
     ) -> Option<Option<ObjectIndex>> {
-        while let Some((index, generation)) = self.write_through.get(&node)?.first() {
-            let object = cx.catalog.get(index).filter(|it| it.generation() == generation);
-            let object = object.filter(|it| cx.demotion(it.namespace()) != Demotion::Never);
-            let is_wanted = object.is_some_and(|it| {
-                self.may_be_demoted(cx, it, disk) && it.in_memory().any(|(on, _)| on == node)
-            });
-            if is_wanted && !self.may_be_read_from(cx, node, index) {
+        while let Some((namespace, entry)) = self.write_through.get_mut(&node)?.first() {
+            let found = match entry {
+                Entry::Object(index, generation) => {
+                    let object = cx.catalog.get(index).filter(|it| it.generation() == generation);
+                    let object = object.filter(|it| cx.demotion(it.namespace()) != Demotion::Never);
+                    let is_wanted = object.is_some_and(|it| {
+                        self.may_be_demoted(cx, it, disk) && it.in_memory().any(|(on, _)| on == node)
+                    });
+                    is_wanted.then_some(index)
+                }
+                Entry::Unlisted => cx.catalog.next_to_demote(
+                    node,
+                    WRITING_OBJECTS_MAX * 2,
+                    |it| it == namespace && cx.demotion(it) == Demotion::WriteThrough,
+                    |object| self.may_be_demoted(cx, object, disk),
+                ),
+            };
+            if found.is_some_and(|index| !self.may_be_read_from(cx, node, index)) {
                 return Some(None);
             }
-            self.write_through.get_mut(&node)?.pop();
-            if is_wanted {
-                return Some(Some(index));
+            let bytes = found.and_then(|index| cx.catalog.get(index)).map(Object::len);
+            self.write_through.get_mut(&node)?.pop(bytes);
+            if found.is_some() {
+                return Some(found);
             }
         }
-        if !self.write_through.get(&node)?.has_more() {
-            return None;
-        }
-        let next = cx.catalog.next_to_demote(
-            node,
-            WRITING_OBJECTS_MAX * 2,
-            |namespace| cx.demotion(namespace) == Demotion::WriteThrough,
-            |object| self.may_be_demoted(cx, object, disk),
-        );
-        if next.is_none() {
-            self.write_through.get_mut(&node)?.all_found();
-        }
-        next.map(|it| Some(it).filter(|it| self.may_be_read_from(cx, node, *it)))
+        None
     }
 
     /// The next object to demote so that waiting promotions find memory: one that was never read, or not
@@ -400,7 +443,7 @@ impl Demotions {
     ) -> Option<(DemoteItem, Leaving)> {
         let object = cx.catalog.get(index)?;
         let (_, source) = object.in_memory().find(|(on, _)| *on == node)?;
-        let (generation, len) = (object.generation(), object.len());
+        let (namespace, generation, len) = (object.namespace(), object.generation(), object.len());
         let slot_ref = SlotRef::on_disk(Stamp(self.next_stamp));
         self.next_stamp += 1;
         let item = DemoteItem { source, record: cx.record(index, slot_ref)? };
@@ -410,14 +453,12 @@ impl Demotions {
         if !sabotaged!(cx.config.sabotage, EvictDemoting) {
             cx.catalog.set_demoting(index, node, true);
         }
-        let writing = self.writing.entry(disk).or_default();
-        (writing.objects, writing.bytes) = (writing.objects + 1, writing.bytes + len);
         let memory = space_for(len).unwrap_or(0);
-        writing.memory += memory;
+        self.writing.entry(disk).or_default().add(namespace, len, memory);
         if let Some(spent) = self.spent.get_mut(&node) {
             *spent = spent.saturating_sub(memory);
         }
-        Some((item, Leaving { index, node: Some(node), generation, slot_ref, len }))
+        Some((item, Leaving { index, namespace, node: Some(node), generation, slot_ref, len }))
     }
 
     /// Applies a disk's reply about one object: written, failed, or refused with the maximum size that it
@@ -429,10 +470,7 @@ impl Demotions {
         disk: NodeIndex,
         (it, done, refused): (&Leaving, bool, Option<u64>),
     ) -> DemotionEnd {
-        let writing = self.writing.entry(disk).or_default();
-        (writing.objects, writing.bytes) =
-            (writing.objects.saturating_sub(1), writing.bytes.saturating_sub(it.len));
-        writing.memory = writing.memory.saturating_sub(space_for(it.len).unwrap_or(0));
+        self.writing.entry(disk).or_default().remove(it.namespace, it.len);
         // If the object was removed meanwhile, this copy was removed with it.
         let is_it = |object: &&Object| object.replicas().any(|copy| copy == (disk, it.slot_ref));
         let object = cx.catalog.get(it.index).filter(|object| object.generation() == it.generation);
