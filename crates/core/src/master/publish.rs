@@ -14,8 +14,8 @@
 //! [`ClientToNode::Commit`](crate::message::ClientToNode::Commit).
 //!
 //! The answer does not wait until the node has read its ledger. Until then the slot says *reserved*. A
-//! cached location of such an object is valid through shared memory in the same epoch, and stale through a
-//! socket: that client resolves. The master makes the node read the ledger when:
+//! cached location of such an object is valid through shared memory in the same epoch. A read through a
+//! socket makes the node read its ledger first, for a limited time. So does the master when:
 //!
 //! - a client looks up one of these objects, because it may read the object again;
 //! - a disk is about to read an object of the node;

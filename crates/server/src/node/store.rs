@@ -1,9 +1,9 @@
 //! Commits that carry their bytes (`Store`), which saves a message and a round trip.
 //!
 //! A few bytes are in the request. They are written like those of the data socket, with the same checks,
-//! before the core gets the commit. More bytes come through the data socket, followed by the commit on the
-//! same stream. It is answered as if it had arrived on the control connection. A commit that is repeated
-//! because its answer was lost finds the object prepared, and nothing is written again.
+//! before the core gets the commit. More bytes come through the data socket first, and the commit follows on
+//! the control connection. A commit that is repeated because its answer was lost finds the object prepared,
+//! and nothing is written again.
 
 use tiffin_transport::copy;
 use tiffin_types::message::{Commit, CommitItem, Reason, Refusal, Store};
