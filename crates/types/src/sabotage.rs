@@ -307,6 +307,8 @@ tiffin_sabotage::variants! {
         ReplacePinned: "a put that replaces one generation has its pins";
         /// A delete by pattern does not save the retires of copies on a node that does not confirm.
         DropWithoutOwing: "a delete by pattern is pending for every copy of its names";
+        /// A delete by pattern retires what an object that it spares has replaced, before that is stored.
+        DropReplaced: "a delete by pattern spares what waits for a spared successor";
         /// The master answers that a sample is freed while a copy that was one too many is still there.
         FreeWithoutSurplus: "a consumed sample has no copies left";
         /// The master makes a lost copy again and again on a node that has no space for it.

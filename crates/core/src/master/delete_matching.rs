@@ -247,6 +247,9 @@ impl Retires {
     /// node that is known not to confirm is not asked again about retires that it owes. But copies that were
     /// only given up there, and those whose retire waits for a successor, are now deleted: the node must owe
     /// their retires too, or they would count again after a restart of the master.
+    ///
+    /// What an object has replaced stays until that object is stored, unless the object is removed too. One
+    /// that a lease protects is not, and may be lost with its home.
     fn piece_of_pending_retires(
         &self,
         o: &Objects,
@@ -272,6 +275,7 @@ impl Retires {
                 || sabotaged!(o.cx.config.sabotage, KeepHeldCopies);
             let is_lost = o.cx.members.is_leaving(node);
             let wanted = !is_lost && dropping.matcher.matches(key) && (!known() || !is_saved() && !forgets);
+            let wanted = wanted && !waits_for_successor(o, dropping, key, (node, slot_ref));
             replicas.extend(wanted.then_some((node, slot_ref)));
         }
         (replicas, Phase::Done)
@@ -310,6 +314,13 @@ impl Retires {
             if next == 0 { Phase::PendingRetires(PendingRetire::default()) } else { Phase::Objects(next) },
         )
     }
+}
+
+/// Whether a copy belongs to an object whose successor the drop has spared, and is not stored yet.
+fn waits_for_successor(o: &Objects, dropping: &Dropping, key: &Key, copy: (NodeIndex, SlotRef)) -> bool {
+    let successor = o.cx.catalog.find(dropping.namespace, key).and_then(|index| o.cx.catalog.get(index));
+    let is_spared = successor.is_some_and(|it| it.generation() <= dropping.newest);
+    is_spared && o.cx.held_retires.has(copy) && !sabotaged!(o.cx.config.sabotage, DropReplaced)
 }
 
 impl Master {

@@ -340,3 +340,36 @@ fn drop_is_pending_for_every_copy_of_its_names() {
 fn mutant_of_pending_drops_is_noticed() {
     assert_eq!(dropped_and_returned(Sabotage::DropWithoutOwing), [true, true]);
 }
+
+/// Whether a name has an object after a delete by pattern that a lease has refused. The object has replaced
+/// another one, and its home is lost before it has received it.
+fn is_left_after_a_refused_drop(sabotage: Sabotage) -> bool {
+    let mut cluster = Cluster::with(&[4 * UNIT, 4 * UNIT], |config| {
+        (config.durable, config.strict_leases, config.sabotage) = (true, true, sabotage);
+    });
+    let on = |node: &str| PutOptions { preferred: vec![node.into()], ..plain() };
+    cluster.put("a", UNIT, on("node1"));
+    let ReserveOutcome::Space(space) = cluster.reserve("a", UNIT, on("node2")) else { panic!("full") };
+    cluster.takes_at_once = false;
+    cluster.hold_up(1);
+    cluster.send_commit("a", UNIT, on("node2"), &space);
+    assert!(matches!(cluster.resolve("a", true), ResolveOutcome::Found(_)));
+    let id = cluster.drop_all();
+    while cluster.work() {}
+    assert_eq!(cluster.dropped(id), Some(DeletedMatching::default()));
+    cluster.restart_alone(6);
+    cluster.link(0);
+    cluster.forget(1);
+    cluster.has("a")
+}
+
+#[test]
+fn drop_spares_what_waits_for_a_spared_successor() {
+    assert!(is_left_after_a_refused_drop(Sabotage::None));
+}
+
+#[cfg(feature = "sabotage")]
+#[test]
+fn mutant_of_spared_predecessors_is_noticed() {
+    assert!(!is_left_after_a_refused_drop(Sabotage::DropReplaced));
+}
