@@ -315,6 +315,8 @@ tiffin_sabotage::variants! {
         RepairAtOneNode: "a copy that failed is made on another node";
         /// The master does not make a copy on a node again where one has failed.
         RepairNeverAgain: "a node that failed is tried again if no other has memory";
+        /// The master tries the emptiest of the nodes again and again on which a copy has failed.
+        RepairOutOfTurn: "nodes on which a copy has failed take turns";
         /// The master lets a home store its copy of an object although a lost copy was made there meanwhile.
         KeepSecondCopy: "a node has one copy of an object";
         /// The master evicts on and on, although a restarted node cannot free the memory yet.

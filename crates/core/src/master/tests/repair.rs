@@ -398,3 +398,30 @@ fn home_that_got_a_copy_meanwhile_keeps_one() {
 fn mutant_of_second_copies_is_noticed() {
     assert_eq!(copies_after_a_late_commit(true, Sabotage::KeepSecondCopy).0, 2);
 }
+
+/// The number of copies that are made within some seconds, after a copy has failed on every node. The
+/// emptiest one never has space for the name.
+fn made_after_all_have_failed(sabotage: Sabotage) -> u64 {
+    let mut cluster = Cluster::of_copies(&[8, 8], |config| config.sabotage = sabotage);
+    cluster.put("a", UNIT, twice());
+    cluster.lose(1);
+    cluster.add_node(4 * UNIT, |_| ());
+    cluster.add_node(9 * UNIT, |config: &mut NodeConfig| config.heap_bytes = 0);
+    assert_eq!(cluster.repair_after(DELAY_MS).failed, 1);
+    cluster.fetches.held_up = true;
+    assert_eq!(cluster.repair_after(1_100).running, 1);
+    cluster.end_fetches(false);
+    cluster.fetches.held_up = false;
+    (0..10).map(|_| cluster.repair_after(1_100).made).max().unwrap()
+}
+
+#[test]
+fn nodes_that_failed_take_turns() {
+    assert_eq!(made_after_all_have_failed(Sabotage::None), 1);
+}
+
+#[cfg(feature = "sabotage")]
+#[test]
+fn mutant_of_turns_of_failed_nodes_is_noticed() {
+    assert_eq!(made_after_all_have_failed(Sabotage::RepairOutOfTurn), 0);
+}

@@ -270,6 +270,11 @@ impl Tier {
             return Err(CopyWait::Turn);
         }
         let (from, node) = self.repair_path(cx, object)?;
+        // A copy has failed on every node: they take turns, because one of them may have space by now.
+        let have_all_failed = self.repairs.failed.get(&generation).is_some_and(|it| it.contains(&node));
+        if have_all_failed && !sabotaged!(cx.config.sabotage, RepairOutOfTurn) {
+            self.repairs.failed.remove(&generation);
+        }
         let (namespace, len) = (object.namespace(), object.len());
         let is_protected = object.attributes().is_some_and(Attributes::protect);
         let token = match self.repairs.throttle.reserve(cx.now.0, &generation, len) {
@@ -365,8 +370,8 @@ impl Tier {
     }
 
     /// From which member an object can be copied, and to which node. A node on which that has failed comes
-    /// last: it may have memory, and no space for the name. If the others have no memory, all are tried
-    /// again.
+    /// last: it may have memory, and no space for the name. If the others have no memory, or it has failed on
+    /// them too, all are tried again.
     fn repair_path(
         &self,
         cx: &Context,
