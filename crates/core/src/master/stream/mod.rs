@@ -413,9 +413,10 @@ impl Streams {
             names += stream.entry(*it).map_or(0, |it| it.key.as_bytes().len());
             names <= PULL_NAMES_MAX
         };
+        let is_there = |it: &Generation| stream.entry(*it).is_some_and(|it| !is_lost(cx, it.object));
         let items: Vec<_> = match pull.behind {
-            Some(place) => stream.behind(place).take(most).take_while(few).collect(),
-            None => stream.ready(&pull.group).take(most).take_while(few).collect(),
+            Some(place) => stream.behind(place).filter(is_there).take(most).take_while(few).collect(),
+            None => stream.ready(&pull.group).filter(is_there).take(most).take_while(few).collect(),
         };
         if items.len() >= (pull.items_min as usize).max(1) || is_late {
             return Next::Items(items);
@@ -489,6 +490,12 @@ impl Streams {
 /// The attributes of a sample that is in a stream.
 fn sample_of(object: &Object) -> Option<&SampleAttributes> {
     object.attributes()?.sample.as_deref().filter(|it| !it.stream.is_empty())
+}
+
+/// Whether a sample is about to be removed with its lost members. It is protected, so absent ones keep it.
+fn is_lost(cx: &Context, object: ObjectIndex) -> bool {
+    let is_lost = |it: &Object| it.homes().all(|node| cx.members.is_leaving(node));
+    cx.catalog.get(object).is_some_and(is_lost) && !sabotaged!(cx.config.sabotage, FindDeparted)
 }
 
 fn no_stream() -> Reply {

@@ -3,7 +3,10 @@
 use tiffin_node::Node;
 
 use super::*;
-use crate::message::{DeletedMatching, ForgetNode, Forgotten, Pin, PinOutcome};
+use crate::{
+    attributes::Consumption,
+    message::{DeletedMatching, ForgetNode, Forgotten, Pin, PinOutcome, Pull},
+};
 
 impl Cluster {
     /// Does one piece of work, and returns the number of objects that are left after it.
@@ -241,4 +244,29 @@ fn mutants_of_departures_are_noticed() {
     assert!(returned_early(Sabotage::FindDeparted).2);
     assert_ne!(returned_early(Sabotage::AdmitDeparting).1, 2);
     assert_eq!(found_although_lacking(Sabotage::JoinEarly), 5);
+}
+
+/// The number of samples that a pull gets while their node departs.
+fn pulled_from_a_lost_node(sabotage: Sabotage) -> usize {
+    let options = PutOptions { sample: Some(Consumption::Once), stream: "s".into(), ..plain() };
+    let mut cluster = in_pieces_of(1, 0, sabotage);
+    cluster.put_on("node1", "k", 4, options);
+    cluster.forget_first();
+    assert_eq!(cluster.objects_left(), 3);
+    let pull = Pull { stream: "s".into(), items_max: 4, ..Pull::default() };
+    match cluster.ask(ClientToMaster::Pull(pull)) {
+        Some(Reply::Pulled(pulled)) => pulled.keys.len(),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn pull_gets_nothing_from_a_lost_node() {
+    assert_eq!(pulled_from_a_lost_node(Sabotage::None), 0);
+}
+
+#[cfg(feature = "sabotage")]
+#[test]
+fn mutant_of_pulls_from_lost_nodes_is_noticed() {
+    assert_eq!(pulled_from_a_lost_node(Sabotage::FindDeparted), 3);
 }
