@@ -1,7 +1,10 @@
 //! The shell of the master: its connections, its clock, and its restarts.
 
+use std::collections::BTreeSet;
+
 use tiffin_core::master::{
     Departure, Effect, Event as MasterEvent, LimitsConfig, Master, MasterConfig, Notice, Saved,
+    absent_members,
 };
 use tiffin_proto::Incoming;
 use tiffin_types::{
@@ -93,6 +96,7 @@ impl World {
         self.working = false;
         self.newest_conns.clear();
         self.registered.clear();
+        self.given_up.clear();
         let starts = (self.epoch, self.master_incarnation);
         self.oracle.master_restarts(starts, &self.memories, &self.copies_under_way(), &self.state);
         self.oracle.tier.restart(self.plan.tier.protect_ms, &self.state);
@@ -491,7 +495,7 @@ impl World {
         }
         let nodes = self.master.as_ref().map(|it| it.stat().nodes).unwrap_or_default();
         let known = |it: &SegmentId| nodes.iter().find(|node| node.info.segment == *it);
-        let is_absent = |it: &&SegmentId| known(it).is_some_and(|it| !it.alive && it.info.name == *name);
+        let absent: BTreeSet<_> = self.master.iter().flat_map(absent_members).collect();
         let is_lost = |it: &&SegmentId| {
             self.members.contains(it) && known(it).is_none() && !self.oracle.lost.contains_key(it)
         };
@@ -503,8 +507,8 @@ impl World {
                 named.iter().find(is_new).or_else(|| named.last())
             }
             Notice::Departs(_, Departure::Absent) => {
-                let is_new = |it: &&SegmentId| is_absent(it) && !self.oracle.absent.contains(it);
-                named.iter().find(is_new).or_else(|| named.iter().find(is_absent))
+                let is_new = |it: &&SegmentId| absent.contains(it) && !self.given_up.contains(it);
+                named.iter().find(is_new).or_else(|| named.iter().find(|it| absent.contains(it)))
             }
             _ => named.iter().find(is_lost),
         }
@@ -516,8 +520,12 @@ impl World {
         if let Notice::OtherCluster { cluster, .. } = notice {
             self.member_is_refused(*cluster);
         }
-        if let (Notice::Departs(_, Departure::Lost | Departure::Left), Some(segment)) = (notice, segment) {
-            self.leases_end_with(segment);
+        match (notice, segment) {
+            (Notice::Departs(_, Departure::Lost | Departure::Left), Some(segment)) => {
+                self.leases_end_with(segment);
+            }
+            (Notice::Departs(_, Departure::Absent), Some(segment)) => _ = self.given_up.insert(segment),
+            _ => (),
         }
         match notice {
             Notice::Departs(..) => self.departing += 1,
@@ -561,6 +569,7 @@ impl World {
             Some(segment) => {
                 if matches!(request, Request::MemberToMaster(MemberToMaster::Register(_))) {
                     self.registered.insert(segment, conn);
+                    self.given_up.remove(&segment);
                 }
                 match self.registered.get(&segment) == Some(&conn) {
                     true => Sender::Node(segment),

@@ -191,6 +191,8 @@ pub(crate) struct World {
     pub(crate) newest_conns: BTreeMap<ClientId, ConnId>,
     /// The connection through which each node registered last.
     pub(crate) registered: BTreeMap<SegmentId, ConnId>,
+    /// Members that have been away for too long, and have not registered since.
+    pub(crate) given_up: BTreeSet<SegmentId>,
     /// The masters and their store, in worlds with a standby.
     pub(crate) standbys: Vec<Standby>,
     pub(crate) store: Store,
@@ -272,6 +274,7 @@ impl World {
             departing: 0,
             newest_conns: BTreeMap::new(),
             registered: BTreeMap::new(),
+            given_up: BTreeSet::new(),
             standbys: Vec::new(),
             store: Store::default(),
             last_store_request: 0,

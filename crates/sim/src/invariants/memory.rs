@@ -1,6 +1,8 @@
 //! Memory: the usage counters are correct, memory is used once, and at the end every byte is accounted for.
 
-use tiffin_core::master::{Effect, Notice};
+use std::collections::BTreeSet;
+
+use tiffin_core::master::{Effect, Notice, asked_members};
 use tiffin_node::{Node, SlotRecord, SlotState};
 use tiffin_types::{
     Extent, Stamp,
@@ -87,7 +89,8 @@ impl World {
     }
 
     /// A put must not be refused for lack of memory, nor evict anything, while a node has enough unclaimed
-    /// offers. Only nodes without messages in flight count: the master cannot know about others.
+    /// offers. Only nodes without messages in flight count: the master cannot know about others. A message
+    /// may wait until the state is saved.
     pub(crate) fn check_offers(&mut self, effect: &Effect) {
         let put = match effect {
             Effect::Reply(conn, id, Reply::Reserved(reserved)) => {
@@ -104,8 +107,10 @@ impl World {
         let Some(need) = put else { return };
         self.coverage.hit(Point::CheckedOffers);
         let members: Vec<_> = self.master.iter().flat_map(|it| it.stat().nodes).collect();
+        let asked: BTreeSet<_> = self.master.iter().flat_map(asked_members).collect();
         for shell in &self.nodes {
             let is_idle = shell.link.and_then(|it| self.conns.get(&it)).is_some_and(Conn::is_idle);
+            let is_idle = is_idle && !asked.contains(&shell.segment);
             let is_ready =
                 |it: &NodeStat| it.alive && it.info.segment == shell.segment && it.usage.capacity > 0;
             let is_ready = shell.draining.is_none() && members.iter().any(is_ready);
