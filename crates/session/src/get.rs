@@ -87,8 +87,9 @@ struct Item {
     cached_epoch: Option<u64>,
     /// The master is being asked.
     is_resolving: bool,
-    /// The master was asked.
+    /// The master was asked, and has named the object.
     is_asked: bool,
+    is_located: bool,
     /// Number of reads of the found generation in progress.
     reads: u32,
     /// Whether a read stalled, and how many were stopped for it.
@@ -164,6 +165,7 @@ impl Get {
             failed: BTreeSet::new(),
             is_resolving: false,
             is_asked: false,
+            is_located: false,
             reads: 0,
             has_stalled: false,
             stops: 0,
@@ -284,6 +286,13 @@ impl Get {
     #[must_use]
     pub fn is_asked(&self, item: usize) -> bool {
         self.items.get(item).is_some_and(|it| it.is_asked)
+    }
+
+    /// Whether the master has named the object of that item. Otherwise what was read is from a cached
+    /// location, also if the master was asked meanwhile.
+    #[must_use]
+    pub fn is_located(&self, item: usize) -> bool {
+        self.items.get(item).is_some_and(|it| it.is_located)
     }
 
     /// The outcomes, in the order of the requests. An item that the shell gave up is `Unreachable`.
@@ -480,7 +489,7 @@ impl Get {
                 let mut untried = found.replicas.clone();
                 untried.sort_by_key(|it| std::cmp::Reverse(distance(it)));
                 let Some(item) = self.items.get_mut(index) else { return };
-                item.is_resolving = false;
+                (item.is_resolving, item.is_located) = (false, true);
                 untried.retain(|it| !item.failed.contains(&it.segment));
                 if item.found.generation != found.generation {
                     item.reads = 0;

@@ -542,8 +542,10 @@ fn requests_say_which_part_of_the_call_they_are() {
     let (second, request) = to_master(get.poll());
     assert_eq!(part(request), (1, 3, true, 0));
     assert_eq!([0, 1, 2].map(|item| get.is_asked(item)), [true, false, true]);
+    assert_eq!([0, 1, 2].map(|item| get.is_located(item)), [false; 3]);
     get.replied(first, resolved(ResolveOutcome::Absent));
     get.replied(second, resolved(found(&[location(1, 6)])));
+    assert!(get.is_located(2));
     let (id, _) = read(get.poll());
     get.read(id, ReadResult::Stale);
     let (_, request) = to_master(get.poll());

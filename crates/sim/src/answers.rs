@@ -104,18 +104,18 @@ fn set(value: ValueId) -> Change {
 }
 
 impl World {
-    /// A get has ended. One that asked the master returns what the name means at that moment; one from a
-    /// cached location may return an object whose removal is not confirmed.
+    /// A get has ended. If the master has named the object, that is what the name means at that moment; one
+    /// from a cached location may be an object whose removal is not confirmed.
     pub(crate) fn got_answer(
         &mut self,
         session: (usize, u32, SessionId),
         name: Name,
         outcome: &GetOutcome,
-        is_asked: bool,
+        is_located: bool,
     ) {
         let guard = match outcome {
             GetOutcome::Read(found) => match self.value_of(found) {
-                Some(value) if is_asked => Guard::Is(value),
+                Some(value) if is_located => Guard::Is(value),
                 Some(value) => Guard::Read(value),
                 None => return,
             },
@@ -125,7 +125,7 @@ impl World {
         let Some(mut begin) = self.answers.gets.get(&session).copied() else { return };
         // A cached location may be read until the change of its name is answered, also after another client
         // has seen the change: such a read counts as one before it.
-        if !is_asked && let Some(calls) = self.answers.calls.get(&name) {
+        if !is_located && let Some(calls) = self.answers.calls.get(&name) {
             let under_way = |it: &&Operation| it.change != Change::Keep && it.end.is_none_or(|it| it > begin);
             begin = calls.iter().filter(under_way).map(|it| it.begin).fold(begin, u64::min);
         }

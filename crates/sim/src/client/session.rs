@@ -394,6 +394,7 @@ impl World {
             }
             Kind::Get { get, names, before, .. } => {
                 let asked: Vec<_> = (0..names.len()).map(|item| get.is_asked(item)).collect();
+                let located: Vec<_> = (0..names.len()).map(|item| get.is_located(item)).collect();
                 let (cached, newest): (Vec<_>, Vec<_>) = before.into_iter().unzip();
                 let keys: Vec<_> = names.iter().map(|name| name.key()).collect();
                 let outcomes = get.into_outcomes();
@@ -401,10 +402,10 @@ impl World {
                     it.locations.finish(&keys, &cached, &outcomes, &asked);
                 }
                 let incarnation = self.incarnation(Party::Client(client));
-                for (((name, newest), outcome), asked) in
-                    names.into_iter().zip(newest).zip(outcomes).zip(asked)
+                for (((name, newest), outcome), is_located) in
+                    names.into_iter().zip(newest).zip(outcomes).zip(located)
                 {
-                    self.got_answer((client, incarnation, id), name, &outcome, asked);
+                    self.got_answer((client, incarnation, id), name, &outcome, is_located);
                     self.get_ended(client, name, newest, &outcome);
                     self.move_read(client, id, &outcome);
                 }
