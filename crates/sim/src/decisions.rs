@@ -147,7 +147,8 @@ impl Oracle {
         self.decided_too.extend(others.clone().map(|it| (it, *generation)));
         // A node that was lost meanwhile asks again about objects that were stored and removed before.
         if !late {
-            others.chain([(segment, item.item.slot_ref)]).for_each(|it| _ = self.retired.remove(&it));
+            let used = others.chain([(segment, item.item.slot_ref)]).filter(|it| !self.owed.contains(it));
+            used.for_each(|it| _ = self.retired.remove(&it));
         }
         self.record(segment, &record, late);
     }

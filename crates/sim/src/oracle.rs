@@ -204,6 +204,8 @@ pub(crate) struct Oracle {
     pub(crate) recorded: BTreeSet<(SegmentId, SlotRef)>,
     /// Copies that this epoch has removed.
     pub(crate) retired: BTreeSet<(SegmentId, SlotRef)>,
+    /// Copies that members owed the retires of when this epoch began. It never uses them.
+    pub(crate) owed: BTreeSet<(SegmentId, SlotRef)>,
     /// Copies of undecided objects whose name was deleted: their generation was not known yet.
     pub(crate) undecided: BTreeSet<(SegmentId, SlotRef)>,
     pub(crate) deciding: BTreeMap<(ConnId, RequestId), Deciding>,

@@ -103,11 +103,12 @@ impl Oracle {
     }
 
     /// An object is retired: if it is in favour of another one, that must get its name. A retire that is
-    /// repeated may belong to an earlier removal, which is what the other one waits for.
+    /// repeated may belong to an earlier removal, which is what the other one waits for. If the other one is
+    /// evicted, what it has replaced goes first, and it is not known yet that the other one follows.
     fn retired_for(&mut self, generation: Generation, again: bool) {
         let generation_of = &self.generation_of;
         self.successors.retain(|place, _| generation_of.get(place) != Some(&generation));
-        if again {
+        if again || self.cause.evicting {
             return;
         }
         let Some(name) = self.objects.get(&generation).map(|it| it.name) else { return };

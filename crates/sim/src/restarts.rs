@@ -29,7 +29,8 @@ impl Oracle {
         let owed = |it: &SavedMember| {
             it.owed_slot_refs().into_iter().map(|slot_ref| (it.segment, slot_ref)).collect()
         };
-        self.retired = state.members.iter().flat_map(|it| -> Vec<_> { owed(it) }).collect();
+        self.owed = state.members.iter().flat_map(|it| -> Vec<_> { owed(it) }).collect();
+        self.retired = self.owed.clone();
         let mut surviving: BTreeMap<Generation, Vec<SegmentId>> = BTreeMap::new();
         // What was published is in the node's ledger, which it may not have read yet.
         let named = |segment, slot_ref, record: &SlotRecord| {

@@ -188,9 +188,27 @@ impl Oracle {
         let mut places = self.generation_of.iter().filter(|(_, it)| **it == generation);
         let is_on_disk = places.any(|(place, _)| place.1.is_on_disk());
         let is_there = memories.values().any(|it| it.alive && copies(it, generation).next().is_some());
-        if !is_on_disk && !is_there && self.past.remove(generation) {
+        if is_on_disk || is_there {
+            return;
+        }
+        let newer = self.newer_at_members(generation, memories);
+        if self.past.remove(generation, newer) {
             coverage.hit(Point::CheckedSuccessor);
         }
+    }
+
+    /// The newest later object of that name, if there is a copy of one. Its node may not know yet that it is
+    /// stored.
+    fn newer_at_members(&self, generation: Generation, memories: &Memories) -> Option<Generation> {
+        let name = self.objects.get(&generation)?.name;
+        let later =
+            |it: Generation| it > generation && self.objects.get(&it).is_some_and(|it| it.name == name);
+        let is_there = |(segment, slot_ref): &(SegmentId, SlotRef)| {
+            slot_ref.is_on_disk()
+                || memories.get(segment).is_some_and(|it| it.alive && it.is_current(*slot_ref))
+        };
+        let places = self.generation_of.iter().filter(|(place, it)| later(**it) && is_there(place));
+        places.map(|(_, it)| *it).max()
     }
 
     /// A put is answered: no older object of that key can be read from a cached location in these memories,
