@@ -331,6 +331,12 @@ tiffin_sabotage::variants! {
         ClientWaitsAnyhow: "the waiting requests of a client are bounded";
         /// The master lets any number of requests of one namespace wait.
         NamespaceWaitsAnyhow: "the waiting requests of a namespace are bounded";
+        /// The master lets any number of requests of one token wait.
+        TokenWaitsAnyhow: "the waiting requests of a token are bounded";
+        /// Requests that wait may have any number of keys.
+        WaitWithAnyBytes: "the keys of requests that wait are bounded in bytes";
+        /// Requests of one client may take all places of those that wait for members.
+        DeferForOne: "requests that wait for members leave places to others";
         /// The master lets clients add any number of namespaces.
         AnyNamespace: "the number of namespaces is bounded";
         /// The master forgets no namespace.
@@ -339,8 +345,14 @@ tiffin_sabotage::variants! {
         ListAllNamespaces: "an answer lists a bounded number of namespaces";
         /// The master compares any number of bytes with a regular expression at a time.
         MatchAnyBytes: "a page compares a bounded number of bytes with an expression";
+        /// The master compiles regular expressions of any length.
+        CompileAnyText: "the length of a regular expression is bounded";
         /// The master lets one client reserve all memory.
         ReserveEverything: "the reservations of a client leave memory to others";
+        /// Each client of a token may reserve as much memory as one client may.
+        ShareOfEachClient: "the reservations of a token leave memory to others";
+        /// Each namespace of a token has its own turns at disks.
+        TurnsOfEachNamespace: "the namespaces of a token take turns together";
         /// The master lets a client or namespace have any number of reservations.
         ReserveAnyNumber: "the reservations of a client and of a namespace are bounded";
         /// The master lets a namespace have any number of leases.

@@ -25,7 +25,31 @@ pub(super) struct Caller {
     /// The name that it gives itself.
     pub(super) label: String,
     pub(super) index: LabelIndex,
+    /// See [`Event::Token`](super::Event::Token).
+    pub(super) token: Option<TokenId>,
 }
+
+impl Caller {
+    /// Who has a share of what waits for members.
+    pub(super) fn sharer(&self) -> Sharer {
+        self.token.map_or(Sharer::Client(self.client), Sharer::Token)
+    }
+}
+
+/// A client, or all clients of a token that is limited to namespaces.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Sharer {
+    Client(ClientId),
+    Token(TokenId),
+}
+
+/// Identifies a token that is limited to namespaces, while the master runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct TokenId(pub u64);
+
+/// The objects that take turns together: see [`Connections::turn_group`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct TurnGroup(pub(super) u64);
 
 /// All connections.
 #[derive(Debug, Default)]
@@ -40,6 +64,10 @@ pub(super) struct Connections {
     can_withdraw: BTreeSet<ConnId>,
     /// See [`Event::SameProcess`](super::Event::SameProcess).
     same_process: BTreeSet<ConnId>,
+    /// The tokens of connections that are about to open.
+    tokens: BTreeMap<ConnId, TokenId>,
+    /// The token that used a namespace last, of those that are limited to namespaces.
+    token_of: BTreeMap<NamespaceIndex, TokenId>,
     labels: Labels,
 }
 
@@ -51,9 +79,14 @@ impl Connections {
 
     /// A client connects.
     pub(super) fn open_client(&mut self, conn: ConnId, hello: Hello, namespace: NamespaceIndex) {
-        let index = self.labels.intern(&hello.label);
-        let Hello { client, home, host, label, .. } = hello;
-        let caller = Caller { client, namespace, home, host, label, index };
+        let token = self.tokens.remove(&conn);
+        let Hello { client, home, host, mut label, .. } = hello;
+        label.truncate(label.floor_char_boundary(LABEL_BYTES_MAX));
+        let index = self.labels.intern(&label, token);
+        if let Some(token) = token {
+            self.token_of.insert(namespace, token);
+        }
+        let caller = Caller { client, namespace, home, host, label, index, token };
         *self.by_namespace.entry(namespace).or_default() += 1;
         self.parties.insert(conn, Party::Client(Arc::new(caller)));
     }
@@ -68,6 +101,7 @@ impl Connections {
         self.same_host.remove(&conn);
         self.can_withdraw.remove(&conn);
         self.same_process.remove(&conn);
+        self.tokens.remove(&conn);
         let party = self.parties.remove(&conn);
         if let Some(Party::Client(caller)) = &party
             && let Entry::Occupied(mut entry) = self.by_namespace.entry(caller.namespace)
@@ -118,6 +152,21 @@ impl Connections {
         self.same_process.contains(&conn)
     }
 
+    pub(super) fn set_token(&mut self, conn: ConnId, token: TokenId) {
+        self.tokens.insert(conn, token);
+    }
+
+    /// Those that take turns together: all namespaces that a token has used last, or this one.
+    pub(super) fn turn_group(&self, namespace: NamespaceIndex) -> TurnGroup {
+        let token = self.token_of.get(&namespace);
+        // Namespaces have fewer bits, so that no token has the number of one.
+        TurnGroup(token.map_or(namespace.number(), |it| it.0 | 1 << 63))
+    }
+
+    pub(super) fn forget_namespace(&mut self, namespace: NamespaceIndex) {
+        self.token_of.remove(&namespace);
+    }
+
     pub(super) fn get(&self, conn: ConnId) -> Option<&Party> {
         self.parties.get(&conn)
     }
@@ -166,16 +215,21 @@ struct Labels {
 
 /// Maximum number of distinct client names.
 const LABELS_MAX: usize = 1 << 16;
+/// The same of clients whose tokens are limited to namespaces: they leave some to others.
+const LIMITED_LABELS_MAX: usize = LABELS_MAX / 8 * 7;
+/// Maximum length of a client's name; the rest of a longer one is dropped.
+const LABEL_BYTES_MAX: usize = 256;
 
 impl Labels {
-    fn intern(&mut self, name: &str) -> LabelIndex {
+    fn intern(&mut self, name: &str, token: Option<TokenId>) -> LabelIndex {
         if self.names.is_empty() {
             self.names.push(String::new());
         }
         if let Some(&index) = self.numbers.get(name) {
             return index;
         }
-        if self.names.len() >= LABELS_MAX {
+        let max = if token.is_some() { LIMITED_LABELS_MAX } else { LABELS_MAX };
+        if self.names.len() >= max {
             return LabelIndex::default();
         }
         let index = LabelIndex(self.names.len() as u16);
@@ -186,5 +240,31 @@ impl Labels {
 
     fn name(&self, index: LabelIndex) -> String {
         self.names.get(index.0 as usize).cloned().unwrap_or_default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_of_clients_leave_some_to_others() {
+        let mut labels = Labels::default();
+        let token = Some(TokenId(1));
+        let known = (1..LIMITED_LABELS_MAX).map(|it| labels.intern(&format!("{it}"), token));
+        assert!(known.collect::<Vec<_>>().iter().all(|it| *it != LabelIndex::default()));
+        assert_eq!(labels.intern("one more", token), LabelIndex::default());
+        let other = labels.intern("other", None);
+        assert_eq!(labels.name(other), "other");
+        assert_eq!(labels.intern("other", token), other, "a known one");
+    }
+
+    #[test]
+    fn long_name_of_a_client_is_cut() {
+        let mut connections = Connections::default();
+        let hello = Hello { label: "\u{e4}".repeat(LABEL_BYTES_MAX), ..Hello::default() };
+        connections.open_client(ConnId(1), hello, NamespaceIndex::default());
+        let Some(Party::Client(caller)) = connections.get(ConnId(1)) else { panic!("no client") };
+        assert_eq!(caller.label.len(), LABEL_BYTES_MAX);
     }
 }

@@ -122,7 +122,7 @@ impl Retires {
         caller: &Caller,
         delete: &DeleteMatching,
     ) {
-        let matcher = match Matcher::new(&delete.pattern) {
+        let matcher = match Matcher::new(&delete.pattern, o.cx.config.sabotage) {
             Ok(matcher) => matcher,
             Err(problem) => {
                 let reply = refuse(Reason::Invalid, &problem);
@@ -144,7 +144,7 @@ impl Retires {
             deadline: o.cx.now.after(delete.wait_ms),
         };
         let op = o.cx.next_op();
-        if let Err(refusal) = o.cx.wait(op, (conn, id), caller) {
+        if let Err(refusal) = o.cx.wait(op, (conn, id), caller, 0) {
             return o.cx.reply(conn, id, *refusal);
         }
         self.drops.insert(op, dropping);

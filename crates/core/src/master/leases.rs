@@ -20,11 +20,12 @@
 //!
 //! **Invariant:** an acknowledgement is written on the nodes before it is answered.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, btree_map::Entry};
 
 use super::{
     Caller,
-    catalog::{NamespaceIndex, NodeIndex, ObjectIndex},
+    catalog::{NamespaceIndex, NodeIndex, Object, ObjectIndex},
+    connections::TokenId,
     context::Context,
     limits::subtract_one,
     refuse,
@@ -46,11 +47,14 @@ pub(super) struct Leases {
     leases: BTreeMap<u64, Held>,
     by_object: BTreeSet<(ObjectIndex, u64)>,
     by_client: BTreeSet<(ClientId, u64)>,
-    /// Number of leases of each client and namespace.
+    /// Number of leases of each client, namespace, and token that is limited to namespaces.
     client_counts: BTreeMap<ClientId, usize>,
     namespace_counts: BTreeMap<NamespaceIndex, usize>,
-    /// How often the limits of a client and of a namespace were reached.
-    reached: (u64, u64),
+    token_counts: BTreeMap<TokenId, usize>,
+    /// The leases of the clients of each name in a namespace, and the bytes of their samples. None is zero.
+    by_label: BTreeMap<(NamespaceIndex, String), (u64, u64)>,
+    /// How often the limits of a client, of a namespace and of a token were reached.
+    reached: [u64; 3],
     /// Disconnected clients that have leases, and how long the leases are kept for them.
     away: BTreeMap<ClientId, Tick>,
     /// Samples by namespace and by the time they were put.
@@ -73,7 +77,9 @@ struct Held {
     object: ObjectIndex,
     client: ClientId,
     namespace: NamespaceIndex,
+    token: Option<TokenId>,
     label: String,
+    bytes: u64,
     pulled: Option<Pulled>,
 }
 
@@ -106,13 +112,17 @@ impl Leases {
         Self { next, ..Self::default() }
     }
 
-    fn grant(&mut self, object: ObjectIndex, caller: &Caller, pulled: Option<Pulled>) -> u64 {
+    fn grant(&mut self, (object, bytes): (ObjectIndex, u64), caller: &Caller, pulled: Option<Pulled>) -> u64 {
         self.next += 1;
         let lease = self.next;
-        let Caller { client, namespace, .. } = *caller;
-        let held = Held { object, client, namespace, label: caller.label.clone(), pulled };
+        let Caller { client, namespace, token, .. } = *caller;
+        let label = caller.label.clone();
+        let sum = self.by_label.entry((namespace, label.clone())).or_default();
+        *sum = (sum.0 + 1, sum.1.saturating_add(bytes));
+        let held = Held { object, client, namespace, token, label, bytes, pulled };
         *self.client_counts.entry(client).or_default() += 1;
         *self.namespace_counts.entry(namespace).or_default() += 1;
+        token.into_iter().for_each(|it| *self.token_counts.entry(it).or_default() += 1);
         self.leases.insert(lease, held);
         self.by_object.insert((object, lease));
         self.by_client.insert((client, lease));
@@ -120,7 +130,12 @@ impl Leases {
     }
 
     /// Leases a sample that was pulled from a stream.
-    pub(super) fn grant_pulled(&mut self, object: ObjectIndex, caller: &Caller, pulled: Pulled) -> u64 {
+    pub(super) fn grant_pulled(
+        &mut self,
+        object: (ObjectIndex, u64),
+        caller: &Caller,
+        pulled: Pulled,
+    ) -> u64 {
         self.grant(object, caller, Some(pulled))
     }
 
@@ -134,22 +149,32 @@ impl Leases {
         if sabotaged!(cx.config.sabotage, LeaseAnyNumber) {
             return usize::MAX;
         }
-        let (of_client, of_namespace) = self.counts(caller);
-        let limits = cx.config.limits;
-        let of_client = limits.leases_client_max.saturating_sub(of_client);
-        of_client.min(limits.leases_namespace_max.saturating_sub(of_namespace))
+        self.left(cx, caller).into_iter().min().unwrap_or(0)
     }
 
-    fn counts(&self, caller: &Caller) -> (usize, usize) {
+    /// Number of further leases of a client, of its namespace, and of its token.
+    fn left(&self, cx: &Context, caller: &Caller) -> [usize; 3] {
         let of_client = self.client_counts.get(&caller.client).copied().unwrap_or(0);
-        (of_client, self.namespace_counts.get(&caller.namespace).copied().unwrap_or(0))
+        let of_namespace = self.namespace_counts.get(&caller.namespace).copied().unwrap_or(0);
+        let of_token = caller.token.and_then(|it| self.token_counts.get(&it)).copied().unwrap_or(0);
+        let limits = cx.config.limits;
+        [
+            limits.leases_client_max.saturating_sub(of_client),
+            limits.leases_namespace_max.saturating_sub(of_namespace),
+            limits.leases_token_max.saturating_sub(of_token),
+        ]
     }
 
-    /// The most leases of any client and of any namespace, and how often these limits were reached.
-    pub(super) fn most(&self) -> [(usize, u64); 2] {
+    /// The most leases of any client, of any namespace and of any token, and how often these limits were
+    /// reached.
+    pub(super) fn most(&self) -> [(usize, u64); 3] {
         let most = |counts: &mut dyn Iterator<Item = &usize>| counts.copied().max().unwrap_or(0);
-        let of_client = most(&mut self.client_counts.values());
-        [(of_client, self.reached.0), (most(&mut self.namespace_counts.values()), self.reached.1)]
+        let [client, namespace, token] = self.reached;
+        [
+            (most(&mut self.client_counts.values()), client),
+            (most(&mut self.namespace_counts.values()), namespace),
+            (most(&mut self.token_counts.values()), token),
+        ]
     }
 
     /// Ends a lease, if the client has it.
@@ -162,6 +187,14 @@ impl Leases {
         self.by_client.remove(&(held.client, lease));
         subtract_one(&mut self.client_counts, held.client);
         subtract_one(&mut self.namespace_counts, held.namespace);
+        held.token.into_iter().for_each(|it| subtract_one(&mut self.token_counts, it));
+        if let Entry::Occupied(mut sum) = self.by_label.entry((held.namespace, held.label)) {
+            let (count, bytes) = *sum.get();
+            match count {
+                1 => _ = sum.remove(),
+                _ => *sum.get_mut() = (count - 1, bytes.saturating_sub(held.bytes)),
+            }
+        }
         self.put_back.extend(held.pulled);
         if self.deferred.contains_key(&held.object) && !self.is_leased(held.object) {
             self.released.push(held.object);
@@ -211,9 +244,15 @@ impl Leases {
         }
     }
 
-    /// Every lease: its object and its client.
-    pub(super) fn held(&self) -> impl Iterator<Item = (ObjectIndex, &str)> {
-        self.leases.values().map(|it| (it.object, it.label.as_str()))
+    /// The leases of the clients of each name: their number, and the bytes of their samples.
+    pub(super) fn held(
+        &self,
+        only: Option<NamespaceIndex>,
+    ) -> impl Iterator<Item = (NamespaceIndex, &str, (u64, u64))> {
+        let first = (only.unwrap_or_default(), String::new());
+        let from_first = self.by_label.range(first..);
+        let wanted = from_first.take_while(move |((namespace, _), _)| only.is_none_or(|it| it == *namespace));
+        wanted.map(|((namespace, label), sum)| (*namespace, label.as_str(), *sum))
     }
 
     fn of_object(&self, object: ObjectIndex) -> impl Iterator<Item = u64> + '_ {
@@ -240,11 +279,10 @@ impl Leases {
             return refuse(Reason::Invalid, "the batch is too large");
         }
         if lease.items.len() > self.left_for(cx, caller) {
-            let of_client = self.counts(caller).0 + lease.items.len() > cx.config.limits.leases_client_max;
-            let (who, reached) = match of_client {
-                true => ("client", &mut self.reached.0),
-                false => ("namespace", &mut self.reached.1),
-            };
+            let left = self.left(cx, caller);
+            let who = ["client", "namespace", "holder of the token"];
+            let full = self.reached.iter_mut().zip(left).zip(who).find(|it| it.0.1 < lease.items.len());
+            let Some(((reached, _), who)) = full else { return refuse(Reason::Busy, "too many leases") };
             *reached += 1;
             return refuse(
                 Reason::Busy,
@@ -292,7 +330,8 @@ impl Leases {
         }
         let found = cx.found(object, true, nodes);
         cx.catalog.touch(index, cx.now, None);
-        LeaseOutcome::Leased(Granted { lease: self.grant(index, caller, None), found })
+        let bytes = cx.catalog.get(index).map_or(0, Object::len);
+        LeaseOutcome::Leased(Granted { lease: self.grant((index, bytes), caller, None), found })
     }
 
     pub(super) fn release(&mut self, client: ClientId, leases: &[u64]) {

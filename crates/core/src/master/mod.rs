@@ -48,6 +48,7 @@ use std::{collections::BTreeMap, sync::Arc};
 
 pub use crate::saved::{Saved, SavedMember, SavedPolicy};
 use catalog::{LabelIndex, NamespaceIndex, NodeIndex};
+pub use connections::TokenId;
 use connections::{Caller, Party};
 use context::Context;
 pub use context::cluster::CLUSTER_IDS_MAX;
@@ -168,6 +169,9 @@ pub enum Event {
     /// The node of this connection runs in the master's own process, so its memory ends with that process.
     /// Reported before the node registers.
     SameProcess(ConnId),
+    /// The client of this connection has a token that is limited to namespaces. All clients of a token have
+    /// one share. Reported before [`Self::Opened`].
+    Token(ConnId, TokenId),
     /// The kernel of the master's host reports that the process at the other end of this connection has
     /// ended. The connection may be closed already.
     Ended(ConnId),
@@ -318,6 +322,7 @@ impl Master {
             Event::SameHost(conn) => self.objects.cx.connections.set_same_host(conn),
             Event::CanWithdraw(conn) => self.objects.cx.connections.set_can_withdraw(conn),
             Event::SameProcess(conn) => self.objects.cx.connections.set_same_process(conn),
+            Event::Token(conn, token) => self.objects.cx.connections.set_token(conn, token),
             Event::Ended(conn) => self.process_ended(conn),
             Event::Persisted(version) => self.objects.cx.persisted(version),
             Event::Confirmed(round) => self.objects.cx.confirmed(round),
@@ -456,6 +461,7 @@ impl Master {
                 host: String::new(),
                 label: String::new(),
                 index: LabelIndex::default(),
+                token: None,
             };
             objects.resolve(&page, resolve, None)
         })

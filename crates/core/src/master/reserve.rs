@@ -238,7 +238,8 @@ impl Reservations {
             match next() {
                 Ok(reservation) => {
                     let name_len = (namespace_len + item.request.key.as_bytes().len()) as u64;
-                    let terms = Terms { client: reserving.caller.client, len: item.request.len, name_len };
+                    let Caller { client, token, .. } = *reserving.caller;
+                    let terms = Terms { client, token, len: item.request.len, name_len };
                     let slot_ref = reservation.location.slot_ref();
                     match reserving.spare > 0 {
                         true => o.cx.quotas.offer(node, slot_ref, whose, space, terms),
@@ -355,7 +356,7 @@ impl Reservations {
         let whose = (reserving.caller.label.as_str(), &item.request.key);
         let may_wait = o.cx.now < reserving.deadline;
         let charge = charge(&item.request);
-        if first && !guarantees::is_within_share(&o.cx, reserving.caller.client, charge) {
+        if first && !guarantees::is_within_share(&o.cx, &reserving.caller, charge) {
             let full = self.beyond_share(o);
             return self.finish(o, reserving, index, full);
         }
@@ -492,7 +493,8 @@ impl Reservations {
         if is_there && o.cx.now < reserving.deadline && may_wait_for_more(&reserving.items) {
             let is_new = !reserving.queued;
             let asked = (reserving.conn, reserving.id);
-            let entered = if is_new { o.cx.wait(op, asked, &reserving.caller) } else { Ok(()) };
+            let bytes = || limits::waiting_bytes(reserving.items.iter().map(|it| &it.request.key));
+            let entered = if is_new { o.cx.wait(op, asked, &reserving.caller, bytes()) } else { Ok(()) };
             match entered {
                 Ok(()) => {
                     enter_queue(&mut o.cx.quotas, op, &mut reserving);
@@ -748,8 +750,8 @@ fn plan_on(cx: &mut Context, reserving: &mut Reserving, index: usize, (nodes, by
 /// The same, for one copy on a node.
 fn charge_at(caller: &Caller, node: NodeIndex, request: &ReserveItem) -> Charge {
     let memory = space_for(request.len).unwrap_or(u64::MAX);
-    let (namespace, client) = (caller.namespace, Some(caller.client));
-    Charge { namespace, client, node, space: charge(request), memory }
+    let (namespace, client, token) = (caller.namespace, Some(caller.client), caller.token);
+    Charge { namespace, client, token, node, space: charge(request), memory }
 }
 
 /// The bytes that its stream counts.

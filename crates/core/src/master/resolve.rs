@@ -24,8 +24,10 @@ const LIST_BYTES_MAX: usize = 8 << 20;
 /// Bytes of keys that one page, or one piece of a delete, compares with a regular expression. It ends after
 /// the key that reaches this, because a key may be long.
 const MATCH_BYTES_MAX: usize = 1 << 20;
-/// Maximum size of a compiled regular expression.
-const REGEX_BYTES_MAX: usize = 1 << 20;
+/// Maximum size of a compiled regular expression: the master compiles it while others wait.
+const REGEX_BYTES_MAX: usize = 256 << 10;
+/// Maximum length of its text, which is parsed before its size is known.
+pub(super) const REGEX_TEXT_BYTES_MAX: usize = 4 << 10;
 
 /// A [`Pattern`] that is ready for use.
 pub(super) enum Matcher {
@@ -36,11 +38,17 @@ pub(super) enum Matcher {
 
 impl Matcher {
     /// Compiles the pattern, or describes the problem.
-    pub(super) fn new(pattern: &Pattern) -> Result<Self, String> {
+    pub(super) fn new(pattern: &Pattern, sabotage: Sabotage) -> Result<Self, String> {
         Ok(match pattern {
             Pattern::All => Self::All,
             Pattern::Prefix(prefix) => Self::Prefix(prefix.clone()),
             Pattern::Regex(text) => {
+                let len = text.len();
+                if len > REGEX_TEXT_BYTES_MAX && !sabotaged!(sabotage, CompileAnyText) {
+                    return Err(format!(
+                        "a regular expression of {len} bytes is too long: {REGEX_TEXT_BYTES_MAX} are allowed"
+                    ));
+                }
                 let regex = regex::bytes::RegexBuilder::new(text).size_limit(REGEX_BYTES_MAX).build();
                 let problem = |err| format!("`{text}` is not a regular expression: {err}");
                 Self::Regex(Box::new(regex.map_err(problem)?))
@@ -197,7 +205,7 @@ impl Objects {
     }
 
     pub(super) fn list(&self, namespace: NamespaceIndex, list: &List) -> Reply {
-        let matcher = match Matcher::new(&list.pattern) {
+        let matcher = match Matcher::new(&list.pattern, self.cx.config.sabotage) {
             Ok(matcher) => matcher,
             Err(problem) => return refuse(Reason::Invalid, &problem),
         };

@@ -26,6 +26,8 @@ use std::sync::Arc;
 use super::{
     Master, Notice, Objects, OpId, Party,
     catalog::{NamespaceIndex, NodeIndex},
+    connections::Sharer,
+    limits::key_bytes,
     members::{Member, Standing},
     objects::floors::Floors,
     pending_retires::Name,
@@ -42,6 +44,13 @@ use crate::{
 
 /// Maximum number of deferred requests; further ones are refused at once.
 pub(super) const PARKED_MAX: usize = 1 << 14;
+/// The same of clients: they leave some to nodes, without which no put ends.
+pub(super) const CLIENTS_PARKED_MAX: usize = PARKED_MAX / 8 * 7;
+/// A client, or a token that is limited to namespaces, may have this many times the requests that may still
+/// be deferred.
+const SHARE_OF_FREE: usize = 15;
+/// The keys of a request may always have so many bytes.
+const FEW_KEY_BYTES: usize = 64 << 10;
 /// How long a request without a wait time of its own waits for reports.
 pub(super) const REPORT_WAIT_MS: u64 = 5_000;
 /// Maximum number of members that a message names.
@@ -53,6 +62,9 @@ pub(super) struct Parked {
     conn: ConnId,
     id: RequestId,
     question: Question,
+    /// None for a node.
+    sharer: Option<Sharer>,
+    key_bytes: usize,
     since: Tick,
     /// A request of a node has none: it waits until the members that it depends on have reported, are given
     /// up or are lost.
@@ -344,7 +356,15 @@ impl Master {
         deadline: Option<Tick>,
     ) {
         let now = self.objects.cx.now;
-        if self.parked.len() >= PARKED_MAX || deadline.is_some_and(|at| at <= now) {
+        let sharer = match self.objects.cx.connections.get(conn) {
+            Some(Party::Client(caller)) => Some(caller.sharer()),
+            _ => None,
+        };
+        let key_bytes = match &question {
+            Question::Client(request) => key_bytes(request),
+            Question::Decide(..) | Question::Register(_) => 0,
+        };
+        if !self.may_park(sharer, key_bytes) || deadline.is_some_and(|at| at <= now) {
             return self.refuse_parked(conn, id, question);
         }
         if let Question::Decide(home, decide) = &question {
@@ -354,7 +374,25 @@ impl Master {
         if let Some(deadline) = deadline {
             self.objects.cx.deadlines.list(deadline, op);
         }
-        self.parked.insert(op, Parked { conn, id, question, since: now, deadline });
+        self.parked.insert(op, Parked { conn, id, question, sharer, key_bytes, since: now, deadline });
+    }
+
+    /// Whether one more request may be deferred: none of many clients takes all places.
+    fn may_park(&mut self, sharer: Option<Sharer>, key_bytes: usize) -> bool {
+        let len = self.parked.len();
+        if sharer.is_none() || sabotaged!(self.objects.cx.config.sabotage, DeferForOne) {
+            return len < PARKED_MAX;
+        }
+        let free = CLIENTS_PARKED_MAX.saturating_sub(len);
+        // While there is enough for anybody, they are not counted.
+        let own = || self.parked.values().filter(|it| it.sharer == sharer);
+        let has_place = free > CLIENTS_PARKED_MAX / 2 || own().count() < free * SHARE_OF_FREE;
+        let bytes_max = self.objects.cx.config.limits.waiting_client_bytes_max;
+        let is_light = key_bytes <= FEW_KEY_BYTES
+            || own().map(|it| it.key_bytes).fold(key_bytes, usize::saturating_add) <= bytes_max;
+        let may = has_place && is_light;
+        self.objects.cx.limits.reports += u64::from(!may);
+        may
     }
 
     /// Whether a request of that connection would wait for reports, or for a departure. For simulations.
@@ -400,7 +438,7 @@ impl Master {
         } else if has_all {
             self.objects.floors.make_space();
         }
-        for (op, Parked { conn, id, question, since, deadline }) in resumed {
+        for (op, Parked { conn, id, question, since, deadline, .. }) in resumed {
             if let Some(deadline) = deadline {
                 self.objects.cx.deadlines.strike(deadline, op);
             }

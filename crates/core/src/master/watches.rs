@@ -114,7 +114,7 @@ impl Watches {
             return o.cx.reply(conn, id, Reply::Awaited(Box::new(stat)));
         }
         let op = o.cx.next_op();
-        if let Err(refusal) = o.cx.wait(op, (conn, id), caller) {
+        if let Err(refusal) = o.cx.wait(op, (conn, id), caller, 0) {
             return o.cx.reply(conn, id, *refusal);
         }
         o.cx.deadlines.list(deadline, op);

@@ -73,7 +73,7 @@ impl Explanations {
             answers.push(here);
         }
         let op = o.cx.next_op();
-        if let Err(refusal) = o.cx.wait(op, (conn, id), caller) {
+        if let Err(refusal) = o.cx.wait(op, (conn, id), caller, bytes) {
             return o.cx.reply(conn, id, *refusal);
         }
         let mut explaining = Explaining { conn, id, answers, outstanding: 0 };

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use tiffin_core::master::Event;
+use tiffin_core::master::{Event, TokenId};
 use tiffin_proto::Incoming;
 use tiffin_rpc::{Greeting, Outbox, Peer};
 use tiffin_types::access;
@@ -142,7 +142,7 @@ impl<'a> Visit<'a> {
         let own = i32::try_from(std::process::id()).ok();
         let is_inside =
             is_node && matches!(outbox.peer(), Peer::Unix { pid, .. } if pid.is_some() && pid == own);
-        let (conn, can_withdraw) = {
+        let (conn, can_withdraw, token) = {
             let mut state = shared.lock();
             if !state.leads || shared.epoch() != epoch {
                 outbox.close();
@@ -155,9 +155,13 @@ impl<'a> Visit<'a> {
             let needs_journal = is_node && ledger::needs_journal(&hello);
             let replies = ReplyPath::new(&hello, outbox);
             let namespace = hello.namespace.clone();
+            let token = holder.own_share().map(TokenId);
             state.conns.insert(conn, Conn { replies, is_node, ledger, needs_journal, namespace, holder });
-            (conn, can_withdraw)
+            (conn, can_withdraw, token)
         };
+        if let Some(token) = token {
+            shared.handle(Event::Token(conn, token), None);
+        }
         shared.handle(Event::Opened(conn, hello), None);
         if is_near {
             shared.handle(Event::SameHost(conn), None);

@@ -49,12 +49,12 @@ impl ObjectIndex {
 }
 
 /// The index of a client's label.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct LabelIndex(pub(super) u16);
 
 /// The index of a namespace: its position, and which use of that position it is. A position is used again
 /// after its namespace was forgotten, by a namespace with another index.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct NamespaceIndex(u32);
 
 /// The bits of a namespace's position; the bits above count the uses.

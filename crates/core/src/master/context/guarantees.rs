@@ -10,9 +10,9 @@
 
 use super::Context;
 use crate::{
-    ClientId,
     master::{
         catalog::{Eviction, NamespaceIndex, NodeIndex, Scope},
+        connections::Caller,
         members::Standing,
         refuse,
     },
@@ -70,13 +70,15 @@ pub(in crate::master) fn at_node(
 
 /// Whether a client may reserve that much more. The others must get memory, too, if it stops. Without a
 /// guaranteed minimum nothing says that the memory is shared, and one client may reserve all of it.
-pub(in crate::master) fn is_within_share(cx: &Context, client: ClientId, space: u64) -> bool {
+pub(in crate::master) fn is_within_share(cx: &Context, caller: &Caller, space: u64) -> bool {
     if cx.quotas.guaranteed().is_empty() {
         return true;
     }
     let memory = cx.members.iter().filter(|(_, it)| it.standing == Standing::Ready && !it.is_disk());
     let capacity = memory.map(|(_, it)| it.usage.capacity).fold(0, u64::saturating_add);
-    cx.quotas.is_within_share(client, space, capacity) || sabotaged!(cx.config.sabotage, ReserveEverything)
+    let token = caller.token.filter(|_| !sabotaged!(cx.config.sabotage, ShareOfEachClient));
+    cx.quotas.is_within_share((caller.client, token), space, capacity)
+        || sabotaged!(cx.config.sabotage, ReserveEverything)
 }
 
 /// Whether objects of other namespaces must not be evicted there for one of this namespace: those that

@@ -27,7 +27,7 @@ use saved::Saving;
 use super::{
     Effect, Eviction, EvictionCause, MasterConfig, Notice, OpId, Wait,
     catalog::{Catalog, NamespaceIndex, NodeIndex, Object, ObjectIndex, TierChange},
-    connections::{Caller, Connections},
+    connections::{Caller, Connections, TurnGroup},
     deadlines::Deadlines,
     limits::{Limits, Waiting},
     members::{Member, Members, Standing},
@@ -394,14 +394,23 @@ impl Context {
         self.notice(Notice::Evicted(Eviction { bytes, cause, is_unread, is_lost }));
     }
 
-    /// Lets a request of a client wait, or refuses that.
+    /// The group with which the objects of a namespace take turns at disks.
+    pub(in crate::master) fn turn_group(&self, namespace: NamespaceIndex) -> TurnGroup {
+        match sabotaged!(self.config.sabotage, TurnsOfEachNamespace) {
+            true => TurnGroup(namespace.number()),
+            false => self.connections.turn_group(namespace),
+        }
+    }
+
+    /// Lets a request of a client wait, or refuses that. `bytes`: what it has in memory meanwhile.
     pub(in crate::master) fn wait(
         &mut self,
         op: OpId,
         asked: (ConnId, RequestId),
         caller: &Caller,
+        bytes: usize,
     ) -> Result<(), Box<Reply>> {
-        self.waiting.enter(op, asked, caller, self.config.limits, self.config.sabotage)
+        self.waiting.enter(op, asked, (caller, bytes), self.config.limits, self.config.sabotage)
     }
 
     /// Bytes that a namespace uses, with reservations, and removed objects that are still in view.

@@ -16,6 +16,7 @@ use crate::{
     master::{
         OpId,
         catalog::{LabelIndex, NamespaceIndex, NodeIndex},
+        connections::{Caller, TokenId},
         pending_retires::{SLOT_REF_MAX, SLOT_REF_MIN},
         stream::StreamIndex,
     },
@@ -33,9 +34,12 @@ pub(in crate::master) struct Quotas {
     granted_on: BTreeMap<(NamespaceIndex, NodeIndex), u64>,
     /// The bytes and number of the reservations of each namespace, offers without their bytes.
     granted: BTreeMap<NamespaceIndex, Granted>,
-    /// The same of each client, and of all.
+    /// The same of each client, of each token that is limited to namespaces, and of all.
     by_client: BTreeMap<ClientId, Granted>,
+    by_token: BTreeMap<TokenId, Granted>,
     granted_bytes: u64,
+    /// The reservations of the clients of each name in a namespace, without offers. None is zero.
+    by_label: BTreeMap<(NamespaceIndex, LabelIndex), Granted>,
     /// Which namespace each reservation is charged to.
     grants: BTreeMap<(NodeIndex, SlotRef), Grant>,
     /// The puts of each queue, in the order in which they joined. No queue is empty.
@@ -77,6 +81,8 @@ pub(in crate::master) struct Charge {
     pub(in crate::master) namespace: NamespaceIndex,
     /// None if it is for no client.
     pub(in crate::master) client: Option<ClientId>,
+    /// That of the client, if it is limited to namespaces.
+    pub(in crate::master) token: Option<TokenId>,
     pub(in crate::master) node: NodeIndex,
     /// The bytes that count for quotas and shares.
     pub(in crate::master) space: u64,
@@ -108,7 +114,8 @@ impl Grant {
 
     fn charge(&self, node: NodeIndex) -> Charge {
         let (space, memory) = if self.offered { (0, 0) } else { (self.space, self.memory()) };
-        Charge { namespace: self.namespace, client: self.terms.map(|it| it.client), node, space, memory }
+        let (client, token) = (self.terms.map(|it| it.client), self.terms.and_then(|it| it.token));
+        Charge { namespace: self.namespace, client, token, node, space, memory }
     }
 }
 
@@ -116,10 +123,22 @@ impl Grant {
 #[derive(Clone, Copy, Debug)]
 pub(in crate::master) struct Terms {
     pub(in crate::master) client: ClientId,
+    /// That of the client, if it is limited to namespaces.
+    pub(in crate::master) token: Option<TokenId>,
     /// The exact length of the object.
     pub(in crate::master) len: u64,
     /// Maximum length of its name, the namespace's name included.
     pub(in crate::master) name_len: u64,
+}
+
+/// Entries without reservations are removed.
+fn subtract<K: Ord>(all: &mut BTreeMap<K, Granted>, key: K, space: u64) {
+    if let Entry::Occupied(mut entry) = all.entry(key) {
+        entry.get_mut().subtract(space);
+        if entry.get().count == 0 {
+            entry.remove();
+        }
+    }
 }
 
 impl Quotas {
@@ -176,24 +195,38 @@ impl Quotas {
         self.granted_on.get(&(namespace, node)).copied().unwrap_or(0)
     }
 
-    /// Whether a client may reserve `space` more, if the nodes have `capacity` bytes.
-    pub(in crate::master) fn is_within_share(&self, client: ClientId, space: u64, capacity: u64) -> bool {
-        let own = self.by_client.get(&client).map_or(0, |it| it.bytes);
+    /// Whether a client, or all clients of its token, may reserve `space` more, if the nodes have `capacity`
+    /// bytes.
+    pub(in crate::master) fn is_within_share(
+        &self,
+        (client, token): (ClientId, Option<TokenId>),
+        space: u64,
+        capacity: u64,
+    ) -> bool {
+        let own = match token {
+            Some(token) => self.by_token.get(&token),
+            None => self.by_client.get(&client),
+        };
+        let own = own.map_or(0, |it| it.bytes);
         is_within_share(own, space, self.granted_bytes.saturating_add(space), capacity)
     }
 
-    /// Number of reservations of a client, and of a namespace.
-    pub(in crate::master) fn counts(&self, client: ClientId, namespace: NamespaceIndex) -> (u64, u64) {
+    /// Number of reservations of a client, of its namespace, and of its token.
+    pub(in crate::master) fn counts(&self, caller: &Caller) -> [u64; 3] {
         let count = |it: Option<&Granted>| it.map_or(0, |it| it.count);
-        (count(self.by_client.get(&client)), count(self.granted.get(&namespace)))
+        let of_token = caller.token.and_then(|it| self.by_token.get(&it));
+        [self.by_client.get(&caller.client), self.granted.get(&caller.namespace), of_token].map(count)
     }
 
-    /// The most reservations of any client, and of any namespace, and the most bytes of any client.
-    pub(in crate::master) fn most(&self) -> (u64, u64, u64) {
+    /// The most reservations of any client, of any namespace, and of any token, and the most bytes of any
+    /// client or token.
+    pub(in crate::master) fn most(&self) -> ([u64; 3], u64) {
         let most = |counts: &mut dyn Iterator<Item = u64>| counts.max().unwrap_or(0);
         let of_clients = most(&mut self.by_client.values().map(|it| it.count));
         let of_namespaces = most(&mut self.granted.values().map(|it| it.count));
-        (of_clients, of_namespaces, most(&mut self.by_client.values().map(|it| it.bytes)))
+        let of_tokens = most(&mut self.by_token.values().map(|it| it.count));
+        let bytes = self.by_client.values().chain(self.by_token.values()).map(|it| it.bytes);
+        ([of_clients, of_namespaces, of_tokens], bytes.max().unwrap_or(0))
     }
 
     /// Charges space that is about to be requested from a node.
@@ -202,6 +235,9 @@ impl Quotas {
         self.granted_bytes = self.granted_bytes.saturating_add(at.space);
         if let Some(client) = at.client {
             self.by_client.entry(client).or_default().add(at.space);
+        }
+        if let Some(token) = at.token {
+            self.by_token.entry(token).or_default().add(at.space);
         }
         if self.guaranteed.contains_key(&at.namespace) {
             *self.granted_on.entry((at.namespace, at.node)).or_default() += at.memory;
@@ -212,13 +248,11 @@ impl Quotas {
     pub(in crate::master) fn unplan(&mut self, at: Charge) {
         self.granted.entry(at.namespace).or_default().subtract(at.space);
         self.granted_bytes = self.granted_bytes.saturating_sub(at.space);
-        if let Some(client) = at.client
-            && let Entry::Occupied(mut entry) = self.by_client.entry(client)
-        {
-            entry.get_mut().subtract(at.space);
-            if entry.get().count == 0 {
-                entry.remove();
-            }
+        if let Some(client) = at.client {
+            subtract(&mut self.by_client, client, at.space);
+        }
+        if let Some(token) = at.token {
+            subtract(&mut self.by_token, token, at.space);
         }
         self.unplan_memory(at);
     }
@@ -243,7 +277,9 @@ impl Quotas {
         if terms.is_none() {
             self.unplan_memory(Charge { memory: space, ..grant.charge(node) });
         }
-        self.grants.insert((node, slot_ref), grant);
+        self.by_label.entry((namespace, who)).or_default().add(space);
+        let before = self.grants.insert((node, slot_ref), grant);
+        before.into_iter().for_each(|it| self.end_holding(&it));
         if let Some(stream) = stream {
             self.streamed.insert((node, slot_ref), stream);
         }
@@ -260,8 +296,16 @@ impl Quotas {
     ) {
         let grant = Grant { namespace, who, space, offered: true, terms: Some(terms) };
         let charge = grant.charge(node);
-        if self.grants.insert((node, slot_ref), grant).is_none() {
-            self.plan(charge);
+        match self.grants.insert((node, slot_ref), grant) {
+            Some(before) => self.end_holding(&before),
+            None => self.plan(charge),
+        }
+    }
+
+    /// A reservation is not its client's any more.
+    fn end_holding(&mut self, grant: &Grant) {
+        if !grant.offered {
+            subtract(&mut self.by_label, (grant.namespace, grant.who), grant.space);
         }
     }
 
@@ -286,6 +330,7 @@ impl Quotas {
     pub(in crate::master) fn end_grant(&mut self, node: NodeIndex, slot_ref: SlotRef) {
         if let Some(grant) = self.grants.remove(&(node, slot_ref)) {
             self.unplan(grant.charge(node));
+            self.end_holding(&grant);
             if let Some((index, len)) = self.streamed.remove(&(node, slot_ref)) {
                 self.unplan_stream(index, len);
             }
@@ -293,16 +338,14 @@ impl Quotas {
         }
     }
 
-    /// The clients and sizes of the reservations that are charged to one namespace, or to any.
-    pub(in crate::master) fn charged(
+    /// The reservations of the clients of each name: their number and bytes.
+    pub(in crate::master) fn held(
         &self,
         only: Option<NamespaceIndex>,
-    ) -> impl Iterator<Item = (NamespaceIndex, LabelIndex, u64)> {
-        // Few namespaces have reservations, so that most need no search.
-        let is_wanted = only.is_none_or(|it| self.granted(it) > 0);
-        let grants = is_wanted.then(|| self.grants.values()).into_iter().flatten();
-        let charged = grants.filter(move |it| only.is_none_or(|only| it.namespace == only) && !it.offered);
-        charged.map(|it| (it.namespace, it.who, it.space))
+    ) -> impl Iterator<Item = (NamespaceIndex, LabelIndex, (u64, u64))> {
+        let from_first = self.by_label.range((only.unwrap_or_default(), LabelIndex::default())..);
+        let wanted = from_first.take_while(move |((namespace, _), _)| only.is_none_or(|it| it == *namespace));
+        wanted.map(|((namespace, who), it)| (*namespace, *who, (it.count, it.bytes)))
     }
 
     /// A node was lost, with all reservations on it. Ends at most `count` of them, and returns whether these

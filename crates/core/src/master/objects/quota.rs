@@ -135,19 +135,13 @@ impl Objects {
         only: Option<NamespaceIndex>,
     ) -> BTreeMap<NamespaceIndex, Vec<Holder>> {
         let mut sums: BTreeMap<_, (u64, u64)> = BTreeMap::new();
-        let mut add = |namespace, held, who: String, bytes: u64| {
-            if only.is_none_or(|it| it == namespace) {
-                let sum = sums.entry((namespace, held, who)).or_default();
-                *sum = (sum.0 + 1, sum.1.saturating_add(bytes));
-            }
-        };
-        for (object, label) in self.leases.held() {
-            if let Some(object) = self.cx.catalog.get(object) {
-                add(object.namespace(), Held::Leased, label.to_owned(), object.len());
-            }
+        for (namespace, label, sum) in self.leases.held(only) {
+            sums.insert((namespace, Held::Leased, label.to_owned()), sum);
         }
-        for (namespace, who, space) in self.cx.quotas.charged(only) {
-            add(namespace, Held::Reserved, self.cx.connections.label(who), space);
+        for (namespace, who, (count, bytes)) in self.cx.quotas.held(only) {
+            let who = self.cx.connections.label(who);
+            let sum = sums.entry((namespace, Held::Reserved, who)).or_default();
+            *sum = (sum.0 + count, sum.1.saturating_add(bytes));
         }
         let mut holders: BTreeMap<_, Vec<Holder>> = BTreeMap::new();
         for ((namespace, held, who), (objects, bytes)) in sums {

@@ -221,7 +221,7 @@ impl Streams {
             return Err(Box::new(refuse(Reason::Invalid, &what)));
         }
         let op = cx.next_op();
-        cx.wait(op, (conn, id), caller)?;
+        cx.wait(op, (conn, id), caller, 0)?;
         let deadline = cx.now.after(pull.wait_ms);
         if let Some(stream) = self.change(index) {
             if pull.behind.is_none() {
@@ -458,7 +458,8 @@ impl Streams {
                 cx.catalog.touch(object, cx.now, None);
                 let group = pulling.pull.group.clone();
                 let from = (pulling.stream, group, generation);
-                let lease = leases.grant_pulled(object, &pulling.caller, from);
+                let bytes = cx.catalog.get(object).map_or(0, Object::len);
+                let lease = leases.grant_pulled((object, bytes), &pulling.caller, from);
                 if let Some(stream) = self.change(pulling.stream)
                     && !sabotaged!(cx.config.sabotage, PullTwice)
                 {

@@ -24,14 +24,19 @@ impl Cluster {
         }
     }
 
-    fn ask_from(&mut self, conn: ConnId, request: ClientToMaster) -> Option<Reply> {
+    pub(super) fn ask_from(&mut self, conn: ConnId, request: ClientToMaster) -> Option<Reply> {
         self.next_id += 1;
         let id = RequestId(2_000_000 + self.next_id);
         self.event(Event::Request(conn, id, request.into()));
         self.replies.remove(&id)
     }
 
-    fn reserve_from(&mut self, conn: ConnId, names: &[&str], options: PutOptions) -> Vec<ReserveOutcome> {
+    pub(super) fn reserve_from(
+        &mut self,
+        conn: ConnId,
+        names: &[&str],
+        options: PutOptions,
+    ) -> Vec<ReserveOutcome> {
         let item = |name: &&str| ReserveItem { key: key(name), len: UNIT, options: options.clone() };
         let items = names.iter().map(item).collect();
         match self.ask_from(conn, ClientToMaster::Reserve(Reserve { items, ..Reserve::default() })) {
@@ -41,7 +46,7 @@ impl Cluster {
     }
 
     /// Puts an object of one unit; `false` if there is no memory for it.
-    fn put_from(&mut self, conn: ConnId, name: &str, options: PutOptions) -> bool {
+    pub(super) fn put_from(&mut self, conn: ConnId, name: &str, options: PutOptions) -> bool {
         let ReserveOutcome::Space(space) = self.reserve_from(conn, &[name], options.clone()).remove(0) else {
             return false;
         };
@@ -76,18 +81,18 @@ impl Cluster {
     }
 
     /// Another namespace has the least possible minimum, so that clients get a share each.
-    fn share(&mut self) {
+    pub(super) fn share(&mut self) {
         let namespace = self.master.objects.cx.catalog.intern("other");
         let policy = Policy { guaranteed: Some(1), ..Policy::default() };
         self.master.objects.cx.quotas.set_policy(namespace, policy);
     }
 
-    fn puts_from(&mut self, conn: ConnId, options: PutOptions, count: usize) -> usize {
+    pub(super) fn puts_from(&mut self, conn: ConnId, options: PutOptions, count: usize) -> usize {
         (0..count).filter(|at| self.put_from(conn, &format!("{conn:?} {at}"), options.clone())).count()
     }
 }
 
-fn lacks(outcome: &ReserveOutcome) -> Option<Resource> {
+pub(super) fn lacks(outcome: &ReserveOutcome) -> Option<Resource> {
     match outcome {
         ReserveOutcome::Full(full) => Some(full.lacks),
         _ => None,
@@ -424,7 +429,7 @@ fn turns_of_writes(sabotage: Sabotage) -> [usize; 2] {
 }
 
 /// The numbers of operations of the disk after which that is so of the objects `a` and `b`.
-fn steps_until(cluster: &mut Cluster, is_so: impl Fn(&mut Cluster, &str) -> bool) -> [usize; 2] {
+pub(super) fn steps_until(cluster: &mut Cluster, is_so: impl Fn(&mut Cluster, &str) -> bool) -> [usize; 2] {
     let mut steps = [0; 2];
     for step in 1.. {
         let Some(effect) = cluster.disks[0].to_do.pop_front() else { break };

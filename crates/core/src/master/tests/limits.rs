@@ -1,7 +1,7 @@
 //! The limits that keep one client or namespace from starving the others: at each limit, and one beyond it.
 
 use super::*;
-use crate::master::namespaces::NAMESPACES_LISTED_MAX;
+use crate::master::{namespaces::NAMESPACES_LISTED_MAX, resolve::REGEX_TEXT_BYTES_MAX};
 use crate::{
     BATCH_KEY_BYTES_MAX, KEY_BYTES_MAX, Key, WHY_KEYS_MAX,
     access::{NamePattern, Namespaces},
@@ -91,6 +91,7 @@ fn mutants_of_limits_are_noticed() {
         assert!((0..50).any(|seed| hostile_clients(mutant, seed).is_err()), "{mutant:?}");
     }
     assert_eq!(regex_over_long_keys(Sabotage::MatchAnyBytes), (1, 1));
+    assert_eq!(accepts_expressions(Sabotage::CompileAnyText, REGEX_TEXT_BYTES_MAX + 1), [true, false]);
     assert!(!third_is_busy(Sabotage::ClientWaitsAnyhow));
     assert!(!fourth_is_busy(Sabotage::NamespaceWaitsAnyhow));
 }
@@ -105,14 +106,14 @@ impl Cluster {
         self.event(Event::Opened(conn, hello));
     }
 
-    fn send_from(&mut self, conn: ConnId, request: ClientToMaster) -> RequestId {
+    pub(super) fn send_from(&mut self, conn: ConnId, request: ClientToMaster) -> RequestId {
         self.next_id += 1;
         let id = RequestId(1_000_000 + self.next_id);
         self.event(Event::Request(conn, id, request.into()));
         id
     }
 
-    fn is_busy(&mut self, id: RequestId) -> bool {
+    pub(super) fn is_busy(&mut self, id: RequestId) -> bool {
         match self.replies.remove(&id) {
             Some(Reply::Refused(refusal)) if refusal.reason == Reason::Busy => true,
             None => false,
@@ -126,11 +127,11 @@ impl Cluster {
     }
 }
 
-fn watch(at_least: u64) -> ClientToMaster {
+pub(super) fn watch(at_least: u64) -> ClientToMaster {
     ClientToMaster::Await(Await { at_most: None, at_least: Some(at_least), wait_ms: 500 })
 }
 
-fn waiting_put(name: &str) -> ClientToMaster {
+pub(super) fn waiting_put(name: &str) -> ClientToMaster {
     let items = vec![ReserveItem { key: key(name), len: UNIT, options: plain() }];
     ClientToMaster::Reserve(Reserve { items, wait_ms: 500, ..Reserve::default() })
 }
@@ -450,6 +451,26 @@ fn hostile_clients(sabotage: Sabotage, seed: u64) -> Result<(), String> {
 #[test]
 fn hostile_clients_stay_within_their_limits() {
     (0..50).for_each(|seed| assert_eq!(hostile_clients(Sabotage::None, seed), Ok(())));
+}
+
+/// Whether a regular expression of that length is accepted, and one that needs much memory.
+fn accepts_expressions(sabotage: Sabotage, len: usize) -> [bool; 2] {
+    let mut cluster = Cluster::with(&[UNIT], |it| it.sabotage = sabotage);
+    ["k".repeat(len), r"(\w{60}){60}".to_owned()].map(|text| {
+        let pattern = Pattern::Regex(text);
+        let list = List { pattern, pinned_by: None, cursor: 0, limit: 100, report_wait_ms: 0 };
+        match cluster.ask(ClientToMaster::List(list)) {
+            Some(Reply::Listed(_)) => true,
+            Some(Reply::Refused(it)) if it.reason == Reason::Invalid => false,
+            other => panic!("{other:?}"),
+        }
+    })
+}
+
+#[test]
+fn regular_expressions_are_bounded() {
+    assert_eq!(accepts_expressions(Sabotage::None, REGEX_TEXT_BYTES_MAX), [true, false]);
+    assert_eq!(accepts_expressions(Sabotage::None, REGEX_TEXT_BYTES_MAX + 1), [false, false]);
 }
 
 /// The number of pages of a listing with a regular expression, and of pieces of a delete, over three keys of

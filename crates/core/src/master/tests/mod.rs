@@ -29,6 +29,7 @@ mod tier_promote;
 mod tier_refused;
 mod tier_space;
 mod tier_waiting;
+mod tokens;
 mod undone;
 
 pub(super) use cluster::*;

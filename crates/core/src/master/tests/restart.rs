@@ -317,7 +317,7 @@ fn cancelled_and_disconnected_requests_stop_waiting() {
 fn deferred_requests_are_limited() {
     let mut cluster = Cluster::durable(&[10 * UNIT]);
     cluster.restart_alone(6);
-    let ids: Vec<_> = (0..PARKED_MAX).map(|_| cluster.send(resolve("a"))).collect();
+    let ids: Vec<_> = (0..CLIENTS_PARKED_MAX / 16 * 15).map(|_| cluster.send(resolve("a"))).collect();
     assert!(cluster.replies.is_empty());
     let id = cluster.send(resolve("a"));
     assert!(cluster.refused(id).contains("node1"));

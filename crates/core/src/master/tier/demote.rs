@@ -178,7 +178,9 @@ impl Demotions {
             let home = homes.find(|node| cx.members.disks().any(|(_, beside)| beside == *node));
             if let Some(home) = home {
                 let is_anyone = sabotaged!(cx.config.sabotage, WriteThroughInOrder);
-                let owner = Owner { namespace: object.namespace(), client: object.writer(), is_anyone };
+                let (namespace, client) = (object.namespace(), object.writer());
+                let group = cx.turn_group(namespace);
+                let owner = Owner { namespace, group, client, is_anyone };
                 let list = self.write_through.entry(home).or_default();
                 list.push(owner, object.len(), (index, object.generation()));
             }

@@ -11,7 +11,7 @@ use std::{
 };
 
 use super::Tier;
-use crate::master::{Caller, OpId, catalog::ObjectIndex, context::Context, refuse};
+use crate::master::{Caller, OpId, catalog::ObjectIndex, context::Context, limits::waiting_bytes, refuse};
 use crate::{
     BATCH_ITEMS_MAX, ConnId, Generation, RequestId, Tick,
     message::{Ahead, Prefetch, PrefetchOutcome, Reason, Reply, Resolve},
@@ -37,6 +37,16 @@ enum Ask {
     /// The outcome of each key as far as it is known, with the promotion that decides the rest; and the
     /// promotions that did not fail.
     Prefetch(Vec<(PrefetchOutcome, Option<(ObjectIndex, Generation)>)>, BTreeSet<Generation>),
+}
+
+impl Ask {
+    /// What it has in memory, about.
+    fn bytes(&self) -> usize {
+        match self {
+            Self::Resolve(resolve) => waiting_bytes(resolve.keys.iter()),
+            Self::Prefetch(items, _) => std::mem::size_of_val(&items[..]),
+        }
+    }
 }
 
 /// The answer to a request that has ended.
@@ -215,7 +225,8 @@ impl Tier {
         let op = cx.next_op();
         let at_once = fetching.awaited.is_empty() || fetching.deadline <= cx.now;
         // A request that may not wait is answered with what is known now.
-        let may_wait = at_once || cx.wait(op, (fetching.conn, fetching.id), &fetching.caller).is_ok();
+        let asked = (fetching.conn, fetching.id);
+        let may_wait = at_once || cx.wait(op, asked, &fetching.caller, fetching.ask.bytes()).is_ok();
         let fetches = &mut self.promotions.fetches;
         for generation in &fetching.awaited {
             fetches.by_promotion.entry(*generation).or_default().insert(op);

@@ -356,7 +356,7 @@ impl Tier {
         if let Some(member) = cx.members.get_mut(node) {
             member.free = member.free.saturating_sub(need);
         }
-        let charge = Charge { namespace, client: None, node, space: need, memory: need };
+        let charge = Charge { namespace, client: None, token: None, node, space: need, memory: need };
         cx.quotas.plan(charge);
         let id = PromotionId { generation, purpose, token: token.number() };
         let promoting = Promoting {
@@ -428,7 +428,7 @@ impl Tier {
         reservation: Option<Reservation>,
     ) {
         let slot_ref = reservation.map(|it| it.location.slot_ref());
-        let charge = Charge { namespace, client: None, node, space: need, memory: need };
+        let charge = Charge { namespace, client: None, token: None, node, space: need, memory: need };
         let Some(promoting) = self.promotions.get(cx, id) else {
             cx.quotas.unplan(charge);
             return cx.abort_all(slot_ref.into_iter().map(|it| (node, it)).collect());

@@ -3,7 +3,7 @@
 //! A request waits in the queue of the node whose memory it needs, and is retried after every event. It
 //! ends when its promotion begins, when its object is gone or in memory, when its node is gone, or when its
 //! deadline passes. A node that is short of memory does not delay the promotions of others. Namespaces take
-//! turns by bytes, so that one that prefetches too much delays the others by its share only.
+//! turns by bytes, those of one token together, so that one that prefetches too much delays the others by its share only.
 //!
 //! **Invariant:** no request waits for memory that is free, or that is used only by unread objects with a
 //! disk copy.
@@ -14,7 +14,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::{Tier, promote::Begun};
 use crate::master::{
-    catalog::{NamespaceIndex, NodeIndex, Object, ObjectIndex},
+    catalog::{NodeIndex, Object, ObjectIndex},
+    connections::TurnGroup,
     context::Context,
 };
 use crate::{ClientId, Generation, Tick, message::PrefetchOutcome, sabotage::sabotaged};
@@ -32,7 +33,7 @@ struct Request {
     index: ObjectIndex,
     /// The node whose memory it needs.
     node: NodeIndex,
-    namespace: NamespaceIndex,
+    group: TurnGroup,
     need: u64,
     turn: Turn,
     /// When it was requested, and when it is given up.
@@ -53,8 +54,8 @@ struct Queue {
     turns: BTreeMap<Turn, Generation>,
     /// The largest tag of a request that began.
     now: u64,
-    /// The tag of each namespace's next request: those before it need so many bytes more.
-    next: BTreeMap<NamespaceIndex, u64>,
+    /// The tag of each group's next request: those before it need so many bytes more.
+    next: BTreeMap<TurnGroup, u64>,
 }
 
 /// All requests that wait.
@@ -63,8 +64,8 @@ pub(super) struct MemoryQueue {
     requests: BTreeMap<Generation, Request>,
     /// The same by node, in the order of their turns.
     queues: BTreeMap<NodeIndex, Queue>,
-    /// How many each namespace has.
-    of_namespace: BTreeMap<NamespaceIndex, usize>,
+    /// How many each group has: a namespace, or those of a token.
+    of_group: BTreeMap<TurnGroup, usize>,
     /// The same by deadline.
     due: BTreeSet<(Tick, Generation)>,
     next: u64,
@@ -103,22 +104,22 @@ impl MemoryQueue {
         self.requests.get(generation).map(|it| it.since)
     }
 
-    /// Whether a namespace may have another request.
-    fn is_full(&self, cx: &Context, namespace: NamespaceIndex) -> bool {
+    /// Whether a group may have another request.
+    fn is_full(&self, cx: &Context, group: TurnGroup) -> bool {
         let free = cx.config.tier.waiting_max.saturating_sub(self.requests.len());
-        let own = self.of_namespace.get(&namespace).copied().unwrap_or(0);
+        let own = self.of_group.get(&group).copied().unwrap_or(0);
         let is_greedy = own > free.saturating_mul(SHARE_OF_FREE);
         free == 0 || (is_greedy && !sabotaged!(cx.config.sabotage, PromoteInOrder))
     }
 
-    /// The turn of a new request: behind the others of its namespace, and not before now.
-    fn next_turn(&mut self, cx: &Context, node: NodeIndex, (namespace, need): (NamespaceIndex, u64)) -> Turn {
+    /// The turn of a new request: behind the others of its group, and not before now.
+    fn next_turn(&mut self, cx: &Context, node: NodeIndex, (group, need): (TurnGroup, u64)) -> Turn {
         self.next += 1;
         if sabotaged!(cx.config.sabotage, PromoteInOrder) {
             return (0, self.next);
         }
         let queue = self.queues.entry(node).or_default();
-        let next = queue.next.entry(namespace).or_default();
+        let next = queue.next.entry(group).or_default();
         let tag = queue.now.max(*next);
         *next = tag.saturating_add(need);
         (tag, self.next)
@@ -127,7 +128,7 @@ impl MemoryQueue {
     fn insert(&mut self, generation: Generation, request: Request) {
         self.queues.entry(request.node).or_default().turns.insert(request.turn, generation);
         self.due.insert((request.until, generation));
-        *self.of_namespace.entry(request.namespace).or_default() += 1;
+        *self.of_group.entry(request.group).or_default() += 1;
         self.requests.insert(generation, request);
     }
 
@@ -149,10 +150,10 @@ impl MemoryQueue {
                 self.queues.remove(&request.node);
             }
         }
-        if let Some(count) = self.of_namespace.get_mut(&request.namespace) {
+        if let Some(count) = self.of_group.get_mut(&request.group) {
             *count -= 1;
             if *count == 0 {
-                self.of_namespace.remove(&request.namespace);
+                self.of_group.remove(&request.group);
             }
         }
         Some(request)
@@ -185,14 +186,15 @@ impl Tier {
         let since = since.unwrap_or(cx.now);
         let until = since.after(cx.config.tier.memory_wait_ms);
         let Some(namespace) = cx.catalog.get(index).map(Object::namespace) else { return self.skip() };
+        let group = cx.turn_group(namespace);
         let queue = &mut self.promotions.queue;
-        let is_full = queue.is_full(cx, namespace);
+        let is_full = queue.is_full(cx, group);
         let throttle = &self.promotions.throttle;
         if is_full || until <= cx.now || throttle.is_cooling(cx.now.0, u32::from(node.0)) {
             return self.skip();
         }
-        let turn = queue.next_turn(cx, node, (namespace, need));
-        let request = Request { index, node, namespace, need, turn, since, until, paused_until, wanted_by };
+        let turn = queue.next_turn(cx, node, (group, need));
+        let request = Request { index, node, group, need, turn, since, until, paused_until, wanted_by };
         queue.insert(generation, request);
         // A disk may be able to free memory.
         self.demotions.wake();
@@ -278,7 +280,7 @@ impl Tier {
     pub(super) fn check_waiting_promotions(&self, cx: &Context) -> Result<(), String> {
         let waiting = &self.promotions.queue;
         let queued: usize = waiting.queues.values().map(|it| it.turns.len()).sum();
-        let counted: usize = waiting.of_namespace.values().sum();
+        let counted: usize = waiting.of_group.values().sum();
         if queued != waiting.requests.len() || waiting.due.len() != queued || counted != queued {
             return Err(format!(
                 "accounting: {queued} promotions are queued, {} wait",

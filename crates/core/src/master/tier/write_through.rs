@@ -1,6 +1,6 @@
 //! The objects that must be written through to a disk.
 //!
-//! Namespaces take turns by bytes, and so do the clients of a namespace: one that puts more than the disk can
+//! Namespaces take turns by bytes, those of one token together, and so do the clients of a namespace: one that puts more than the disk can
 //! write delays the objects of others by its share only. A disk may be slow, or away, for any time. So each
 //! memory lists at most [`WRITE_THROUGH_MAX`] objects, and a namespace leaves a part of them to others. The
 //! rest of a namespace is found in the catalog, in turns with what is listed.
@@ -13,7 +13,10 @@ use tiffin_throttle::Turns;
 
 use crate::{
     Generation,
-    master::catalog::{LabelIndex, NamespaceIndex, ObjectIndex},
+    master::{
+        catalog::{LabelIndex, NamespaceIndex, ObjectIndex},
+        connections::TurnGroup,
+    },
 };
 
 /// Maximum number of objects that are listed for one memory.
@@ -38,19 +41,24 @@ pub(super) enum Entry {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Owner {
     pub(super) namespace: NamespaceIndex,
+    /// See [`Context::turn_group`](crate::master::Context::turn_group).
+    pub(super) group: TurnGroup,
     pub(super) client: LabelIndex,
     /// All owners have one turn: a mutant.
     pub(super) is_anyone: bool,
 }
 
+/// The namespace of an entry, and the group with which it takes turns.
+type Place = (NamespaceIndex, TurnGroup);
+
 /// The objects of one memory that must be written through.
 #[derive(Debug, Default)]
 pub(super) struct WriteThrough {
-    turns: Turns<(NamespaceIndex, Entry)>,
+    turns: Turns<(Place, Entry)>,
     /// The entry whose turn it is.
-    first: Option<(NamespaceIndex, Entry)>,
-    /// Number of listed objects of each namespace. None is zero.
-    listed: BTreeMap<NamespaceIndex, usize>,
+    first: Option<(Place, Entry)>,
+    /// Number of listed objects of each group. None is zero.
+    listed: BTreeMap<TurnGroup, usize>,
     /// The sum of these numbers.
     len: usize,
     /// The namespaces with objects that are only in the catalog.
@@ -59,48 +67,49 @@ pub(super) struct WriteThrough {
 
 impl WriteThrough {
     pub(super) fn push(&mut self, owner: Owner, bytes: u64, (index, generation): (ObjectIndex, Generation)) {
-        let Owner { namespace, client, is_anyone } = owner;
+        let Owner { namespace, group, client, is_anyone } = owner;
+        let place = (namespace, group);
         if self.unlisted.contains(&namespace) {
             return;
         }
         let free = WRITE_THROUGH_MAX - self.len;
-        let own = self.listed.get(&namespace).copied().unwrap_or(0);
+        let own = self.listed.get(&group).copied().unwrap_or(0);
         let is_greedy = own > free.saturating_mul(SHARE_OF_FREE) && !is_anyone;
         if free == 0 || is_greedy {
             self.unlisted.insert(namespace);
-            return self.push_unlisted(namespace, bytes);
+            return self.push_unlisted(place, bytes);
         }
         self.len += 1;
-        *self.listed.entry(namespace).or_default() += 1;
-        let flow = if is_anyone { (0, 0) } else { (namespace.number(), u64::from(client.0)) };
-        self.turns.push(flow, cost(bytes), (namespace, Entry::Object(index, generation)));
+        *self.listed.entry(group).or_default() += 1;
+        let flow = if is_anyone { (0, 0) } else { (group.0, u64::from(client.0)) };
+        self.turns.push(flow, cost(bytes), (place, Entry::Object(index, generation)));
     }
 
-    fn push_unlisted(&mut self, namespace: NamespaceIndex, bytes: u64) {
-        self.turns.push((namespace.number(), UNLISTED_FLOW), cost(bytes), (namespace, Entry::Unlisted));
+    fn push_unlisted(&mut self, place: Place, bytes: u64) {
+        self.turns.push((place.1.0, UNLISTED_FLOW), cost(bytes), (place, Entry::Unlisted));
     }
 
     /// The entry whose turn it is, until [`Self::pop`].
     pub(super) fn first(&mut self) -> Option<(NamespaceIndex, Entry)> {
         self.first = self.first.or_else(|| self.turns.pop());
-        self.first
+        self.first.map(|((namespace, _), entry)| (namespace, entry))
     }
 
     /// The first entry was served. For one that is not listed: how many bytes were found, if any.
     pub(super) fn pop(&mut self, found: Option<u64>) {
         match self.first.take() {
-            Some((namespace, Entry::Object(..))) => {
+            Some(((_, group), Entry::Object(..))) => {
                 self.len -= 1;
-                if let Some(own) = self.listed.get_mut(&namespace) {
+                if let Some(own) = self.listed.get_mut(&group) {
                     *own -= 1;
                     if *own == 0 {
-                        self.listed.remove(&namespace);
+                        self.listed.remove(&group);
                     }
                 }
             }
-            Some((namespace, Entry::Unlisted)) => match found {
-                Some(bytes) => self.push_unlisted(namespace, bytes),
-                None => _ = self.unlisted.remove(&namespace),
+            Some((place, Entry::Unlisted)) => match found {
+                Some(bytes) => self.push_unlisted(place, bytes),
+                None => _ = self.unlisted.remove(&place.0),
             },
             None => {}
         }
@@ -123,7 +132,8 @@ mod tests {
     }
 
     fn push(queue: &mut WriteThrough, namespace: NamespaceIndex, client: u16, counter: usize) {
-        let owner = Owner { namespace, client: LabelIndex(client), is_anyone: false };
+        let (group, client) = (TurnGroup(namespace.number()), LabelIndex(client));
+        let owner = Owner { namespace, group, client, is_anyone: false };
         let generation = Generation { epoch: 1, counter: counter as u64 };
         queue.push(owner, 1 << 20, (ObjectIndex::MIN, generation));
     }
