@@ -14,7 +14,7 @@ use tokio::time::{Instant, timeout_at};
 
 use crate::log_limit::permits_line;
 use crate::mailbox::{self, Ended, Side};
-use crate::{Address, CallError, ConnectError, Inbox, Outbox, Peer, Stream, Via};
+use crate::{Address, Budget, CallError, ConnectError, Inbox, Outbox, Peer, Stream, Via};
 
 /// The longest payload from a peer that was not welcomed yet.
 pub const HELLO_BYTES_MAX: usize = 16 << 10;
@@ -173,6 +173,11 @@ impl Greeting {
         let (id, refusal) = refusal;
         send_refusal(&outbox, id, refusal, deadline).await;
         None
+    }
+
+    /// Charges what arrives and what waits to be sent to this budget.
+    pub fn share(&mut self, budget: &Arc<Budget>) {
+        self.inbox.share(budget);
     }
 
     /// Welcomes the peer. The versions in `welcome` are filled in here.

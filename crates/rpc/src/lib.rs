@@ -15,6 +15,7 @@
 
 mod address;
 mod blocking;
+mod budget;
 mod calls;
 mod connection;
 mod handshake;
@@ -42,6 +43,7 @@ pub use tiffin_tls::{ClientCertificates, TlsClient, TlsError, TlsFileError, TlsF
 
 pub use address::{Address, AddressError};
 pub use blocking::{Blocking, blocking, with_blocking};
+pub use budget::{Budget, BudgetUse};
 pub use connection::{Connection, MASTER_SERVICE, NODE_SERVICE};
 pub use handshake::{Dialed, Greeting, HELLO_BYTES_MAX, dial};
 pub use lanes::LANES_MAX;

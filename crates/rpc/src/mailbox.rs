@@ -12,7 +12,7 @@
 
 use std::collections::VecDeque;
 use std::io::{self, IoSlice};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use tiffin_proto::codec::EncodeError;
 use tiffin_proto::frame::{self, FrameError, HEADER_BYTES, Header};
@@ -21,9 +21,10 @@ use tiffin_types::RequestId;
 use tiffin_types::message::{Reason, Refusal, Reply, RequestRef};
 use tiffin_types::trace::TraceContext;
 use tokio::runtime::Handle;
-use tokio::sync::{Notify, watch};
+use tokio::sync::{Notify, OwnedSemaphorePermit, watch};
 use tokio::time::{Instant, timeout_at};
 
+use crate::budget::{Budget, RECEIVE_TIME_MAX, SMALL_BYTES_MAX};
 use crate::handshake::HELLO_BYTES_MAX;
 use crate::log_limit::permits_line;
 use crate::secure::linger;
@@ -43,6 +44,8 @@ const READ_BYTES_MIN: usize = 16 << 10;
 const HELLO_READ_BYTES: usize = 1 << 10;
 /// A larger buffer is freed when it is empty.
 const IDLE_BYTES_MAX: usize = 1 << 20;
+/// The same if the connections of a credential share a budget.
+const SHARED_IDLE_BYTES_MAX: usize = 2 * SMALL_BYTES_MAX;
 /// How many frames one system call writes.
 const VECTOR_MAX: usize = 64;
 /// Maximum bytes of replies that are gathered before they are sent, while more requests of the peer have been
@@ -68,6 +71,10 @@ pub struct Inbox {
     side: Side,
     /// The trace context of the message that was decoded last.
     trace: Option<TraceContext>,
+    /// Space in the budget for the large message that is arriving, and when it must have arrived.
+    space: Option<(OwnedSemaphorePermit, Instant)>,
+    /// The same of the last message, until the next one is awaited.
+    handled: Option<(OwnedSemaphorePermit, Instant)>,
 }
 
 /// The side of a connection.
@@ -117,6 +124,9 @@ pub(crate) enum Ended {
     /// A frame that is longer than allowed at this moment.
     #[error("a message of {0} bytes came where {1} are allowed")]
     TooLong(u32, usize),
+    /// A large message, while others wait for its space.
+    #[error("a large message did not arrive in time")]
+    Slow,
     /// A request does not decode, and the peer was not welcomed yet.
     #[error("{1}")]
     Nonsense(RequestId, DecodeError),
@@ -136,6 +146,8 @@ struct Shared {
     // Wakes the tasks that wait for space in the queue, or for its end.
     drained: Notify,
     closed: watch::Sender<bool>,
+    // Set before the peer is welcomed, if its connections share one.
+    budget: OnceLock<Arc<Budget>>,
     // Frames may be sent from threads outside the runtime.
     runtime: Handle,
 }
@@ -146,6 +158,8 @@ struct Queue {
     // How much of the first frame has been written.
     front_taken: usize,
     bytes: usize,
+    // How many of them are charged to the budget.
+    charged: usize,
     // A task is writing, or about to.
     flushing: bool,
     // The inbox has more requests, whose replies may be sent together.
@@ -168,10 +182,12 @@ pub(crate) fn split(mut stream: Stream, side: Side, payload_bytes_max: usize) ->
         queue: Mutex::default(),
         drained: Notify::new(),
         closed: watch::Sender::new(false),
+        budget: OnceLock::new(),
         runtime: Handle::current(),
     });
     let outbox = Outbox { shared: shared.clone() };
-    let inbox = Inbox { shared, readable: None, buffer, taken: 0, payload_bytes_max, side, trace: None };
+    let (readable, trace, space, handled) = Default::default();
+    let inbox = Inbox { shared, readable, buffer, taken: 0, payload_bytes_max, side, trace, space, handled };
     (outbox, inbox)
 }
 
@@ -386,25 +402,37 @@ impl Inbox {
         self.buffer.len() > self.taken
     }
 
+    /// Charges what arrives and what waits to be sent to this budget.
+    pub(crate) fn share(&mut self, budget: &Arc<Budget>) {
+        // A connection has one credential.
+        let _other = self.shared.budget.set(Arc::clone(budget));
+    }
+
     /// Changes the greatest length of payloads.
     pub(crate) fn allow(&mut self, payload_bytes_max: usize) {
         self.payload_bytes_max = payload_bytes_max;
     }
 
     pub(crate) async fn receive(&mut self) -> Result<Incoming, Ended> {
+        self.handled = None;
         loop {
             if self.side == Side::Accepting {
                 self.shared.wait_for(|queue| queue.bytes <= BACKLOG_BYTES_MAX).await;
             }
             if let Some(message) = self.pop()? {
+                self.handled = self.space.take();
                 // The replies to several requests are sent together with the last one.
                 self.shared.lock().gathering = self.side == Side::Accepting && self.has_whole();
                 return Ok(message);
             }
             // The last one may have no reply yet.
             self.shared.send_gathered();
+            self.make_space().await?;
             let readable = self.readable()?;
-            let mut ready = readable.ready().await?;
+            let mut ready = match &self.space {
+                None => readable.ready().await?,
+                Some((_, until)) => timeout_at(*until, readable.ready()).await.map_err(|_| Ended::Slow)??,
+            };
             match self.read(Stream::try_read) {
                 Ok(true) => ready.clear_ready(),
                 Ok(false) => {}
@@ -412,6 +440,20 @@ impl Inbox {
                 Err(ended) => return Err(ended),
             }
         }
+    }
+
+    /// Waits until the budget has space for the message that is arriving, if it is a large one.
+    async fn make_space(&mut self) -> Result<(), Ended> {
+        let Some(budget) = self.shared.budget.get() else { return Ok(()) };
+        let waiting = self.buffer.get(self.taken..).unwrap_or_default();
+        let Some((head, _)) = waiting.split_first_chunk::<HEADER_BYTES>() else { return Ok(()) };
+        let bytes = frame::decode_header(head)?.len as usize;
+        if bytes <= SMALL_BYTES_MAX || self.space.is_some() {
+            return Ok(());
+        }
+        let space = budget.receive(bytes).await.ok_or(Ended::Closed)?;
+        self.space = Some((space, Instant::now() + RECEIVE_TIME_MAX));
+        Ok(())
     }
 
     /// The next message that has arrived completely.
@@ -443,7 +485,9 @@ impl Inbox {
             if self.taken == self.buffer.len() {
                 self.taken = 0;
                 self.buffer.clear();
-                if self.buffer.capacity() > IDLE_BYTES_MAX {
+                let is_shared = self.shared.budget.get().is_some();
+                let idle_max = if is_shared { SHARED_IDLE_BYTES_MAX } else { IDLE_BYTES_MAX };
+                if self.buffer.capacity() > idle_max {
                     self.buffer = Vec::new();
                 }
             }
@@ -502,7 +546,7 @@ impl Inbox {
         match ended {
             Ended::Closed => {}
             Ended::Torn | Ended::Broken(_) => tracing::debug!(%peer, %ended, "the connection broke"),
-            Ended::Garbage(_) | Ended::TooLong(..) | Ended::Nonsense(..) => {
+            Ended::Garbage(_) | Ended::TooLong(..) | Ended::Slow | Ended::Nonsense(..) => {
                 if permits_line() {
                     tracing::warn!(%peer, %ended, "disconnected");
                 }
@@ -555,6 +599,7 @@ impl Shared {
             let mut queue = self.lock();
             queue.frames.clear();
             queue.bytes = 0;
+            self.charge(&mut queue);
         }
         self.drained.notify_waiters();
     }
@@ -600,10 +645,34 @@ impl Shared {
         queue.bytes += frame.len();
         queue.frames.push_back(frame);
         let ticket = Ticket(queue.accepted);
-        if queue.flushing || (queue.gathering && queue.bytes < GATHER_BYTES_MAX) {
+        if !queue.flushing && queue.gathering && queue.bytes < GATHER_BYTES_MAX {
             return Ok(ticket);
         }
+        if queue.flushing {
+            return if self.keep(queue) { Ok(ticket) } else { Err(Refused::Closed) };
+        }
         if self.write(queue) { Ok(ticket) } else { Err(Refused::Closed) }
+    }
+
+    /// Charges what waits to be sent. Returns whether the budget has space for it.
+    fn charge(&self, queue: &mut Queue) -> bool {
+        let Some(budget) = self.budget.get() else { return true };
+        let before = std::mem::replace(&mut queue.charged, queue.bytes);
+        budget.send(before, queue.bytes)
+    }
+
+    /// The same, and ends the connection if it has none.
+    fn keep(&self, mut queue: MutexGuard<'_, Queue>) -> bool {
+        let may = self.charge(&mut queue);
+        drop(queue);
+        if !may {
+            if permits_line() {
+                let peer = self.peer;
+                tracing::warn!(%peer, "disconnected: too many bytes wait for the clients of its token to read");
+            }
+            self.close();
+        }
+        may
     }
 
     /// Sends what was gathered, if no reply has done that.
@@ -622,7 +691,7 @@ impl Shared {
             Ok(false) => {
                 queue.flushing = true;
                 self.runtime.spawn(flush(self.clone()));
-                true
+                self.keep(queue)
             }
             Err(_) => {
                 drop(queue);
@@ -642,6 +711,7 @@ async fn flush(shared: Arc<Shared>) {
         let mut queue = shared.lock();
         let written = queue.write(&shared.stream);
         queue.flushing = !matches!(written, Ok(true));
+        shared.charge(&mut queue);
         drop(queue);
         shared.drained.notify_waiters();
         match written {

@@ -105,7 +105,7 @@ impl Door {
     }
 
     /// The limits of its connections and their use; of the port with most where there are several.
-    pub(crate) fn limits(&self) -> [LimitStat; 4] {
+    pub(crate) fn limits(&self) -> [LimitStat; 6] {
         let pending = self.pending.lock().unwrap_or_else(PoisonError::into_inner);
         let pending: Vec<_> = pending.iter().map(|it| it.limit()).collect();
         let connections = LimitUse {
@@ -123,11 +123,14 @@ impl Door {
             used: self.access.most_connections() as u64,
             reached: self.surplus_of_tokens.load(Ordering::Relaxed),
         };
+        let [received, unsent] = self.access.memory_limits();
         [
             limit_stat("request_connections", connections),
             limit_stat("request_unauthenticated", unauthenticated),
             self.access.guesses().stat(),
             limit_stat("request_connections_per_token", per_token),
+            limit_stat("request_bytes_per_token", received),
+            limit_stat("reply_bytes_per_token", unsent),
         ]
     }
 
@@ -255,7 +258,11 @@ async fn greet<H: Host>(stream: Stream, host: Arc<H>, pending: Arc<Pending>, pla
     keep_alive(&stream);
     let deadline = Instant::now() + GREETING_TIME_MAX;
     let cut = Arc::new(Notify::new());
-    let entry = pending.enter(&cut);
+    let from = match stream.peer() {
+        Peer::Tcp(address) => Some(address.ip()),
+        Peer::Unix { .. } | Peer::Gone => None,
+    };
+    let entry = pending.enter_from(&cut, from);
     let door = host.door();
     let greeting = tokio::select! {
         biased;
@@ -265,7 +272,7 @@ async fn greet<H: Host>(stream: Stream, host: Arc<H>, pending: Arc<Pending>, pla
         }
         greeting = Greeting::receive(stream, deadline) => greeting,
     };
-    let Some(greeting) = greeting else { return };
+    let Some(mut greeting) = greeting else { return };
     let busy = |message: &str| {
         let refusal = Refusal { reason: Reason::Busy, message: message.to_owned() };
         (refusal, AnswerTime::Now)
@@ -296,6 +303,9 @@ async fn greet<H: Host>(stream: Stream, host: Arc<H>, pending: Arc<Pending>, pla
         }
     };
     drop(entry);
+    if let Some(budget) = holder.budget() {
+        greeting.share(budget);
+    }
     let (label, peer) = (greeting.hello.label.clone(), greeting.peer());
     let _inside = Inside::enter(door);
     strike(Point::Connection);

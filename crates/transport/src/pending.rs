@@ -1,10 +1,11 @@
 //! Accepted connections, and those of them that are not authenticated yet.
 //!
 //! Any process that reaches a port can open connections and send nothing, so their number is limited. Beyond
-//! the limit the oldest is closed: a peer that sends its request at once is never rejected because of silent
-//! peers.
+//! the limit the oldest is closed, of the host that has most of them: a peer that sends its request at once is
+//! never rejected because of silent peers, and a slow one only for those of its own host.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -126,9 +127,21 @@ pub struct Pending {
 #[derive(Debug, Default)]
 struct Table {
     next: u64,
-    /// By order of arrival: the notification that closes each.
-    open: BTreeMap<u64, Arc<Notify>>,
+    /// By order of arrival: the notification that closes each, and where it comes from.
+    open: BTreeMap<u64, (Arc<Notify>, Origin)>,
+    /// The same by origin. None is empty.
+    by_origin: BTreeMap<Origin, BTreeSet<u64>>,
     cut: u64,
+}
+
+/// A host, or of IPv6 its network of 64 bits, whose hosts may have any other bits. `None` on Unix sockets.
+type Origin = Option<u128>;
+
+fn origin(from: Option<IpAddr>) -> Origin {
+    from.map(|ip| match ip.to_canonical() {
+        IpAddr::V4(ip) => u128::from(ip.to_bits()),
+        IpAddr::V6(ip) => ip.to_bits() | u128::from(u64::MAX),
+    })
 }
 
 /// One pending connection; dropping it ends the pending state.
@@ -145,15 +158,21 @@ impl Pending {
         Arc::new(Self { connections_max, table: Mutex::default() })
     }
 
-    /// Adds a pending connection. Beyond the limit, the oldest one is removed and its `cut` is notified: its
-    /// task must close it.
+    /// Adds a pending connection from a Unix socket; see [`Self::enter_from`].
     #[must_use]
     pub fn enter(self: &Arc<Self>, cut: &Arc<Notify>) -> Entry {
+        self.enter_from(cut, None)
+    }
+
+    /// Adds a pending connection. Beyond the limit, the oldest one of the host with most of them is removed and
+    /// its `cut` is notified: its task must close it.
+    #[must_use]
+    pub fn enter_from(self: &Arc<Self>, cut: &Arc<Notify>, from: Option<IpAddr>) -> Entry {
         let mut table = self.lock();
         if table.open.len() >= self.connections_max
-            && let Some((_, oldest)) = table.open.pop_first()
+            && let Some(surplus) = table.pop_surplus(origin(from))
         {
-            oldest.notify_one();
+            surplus.notify_one();
             table.cut += 1;
             // Logs at powers of two only: a flood of connections must not flood the log.
             if table.cut.is_power_of_two() {
@@ -167,7 +186,8 @@ impl Pending {
         }
         let id = table.next;
         table.next += 1;
-        table.open.insert(id, Arc::clone(cut));
+        table.open.insert(id, (Arc::clone(cut), origin(from)));
+        table.by_origin.entry(origin(from)).or_default().insert(id);
         drop(table);
         Entry { pending: Arc::clone(self), id }
     }
@@ -202,9 +222,31 @@ impl Pending {
     }
 }
 
+impl Table {
+    /// Removes the oldest of the origin with most of them, when one more comes from there.
+    fn pop_surplus(&mut self, next: Origin) -> Option<Arc<Notify>> {
+        let count = |it: &(&Origin, &BTreeSet<u64>)| it.1.len() + usize::from(*it.0 == next);
+        let oldest = |it: &(&Origin, &BTreeSet<u64>)| std::cmp::Reverse(it.1.first().copied());
+        let most = self.by_origin.iter().max_by_key(|it| (count(it), oldest(it)))?;
+        let id = *most.1.first()?;
+        self.remove(id)
+    }
+
+    fn remove(&mut self, id: u64) -> Option<Arc<Notify>> {
+        let (cut, origin) = self.open.remove(&id)?;
+        if let Some(ids) = self.by_origin.get_mut(&origin) {
+            ids.remove(&id);
+            if ids.is_empty() {
+                self.by_origin.remove(&origin);
+            }
+        }
+        Some(cut)
+    }
+}
+
 impl Drop for Entry {
     fn drop(&mut self) {
-        self.pending.lock().open.remove(&self.id);
+        self.pending.lock().remove(self.id);
     }
 }
 
@@ -241,5 +283,23 @@ mod tests {
         // A closed connection leaves no entry.
         drop(entries);
         assert!(pending.is_empty());
+    }
+
+    #[tokio::test]
+    async fn host_with_most_connections_loses_its_oldest() {
+        let [victim, flood] = ["192.0.2.1", "2001:db8::1"].map(|it| it.parse::<IpAddr>().unwrap());
+        let pending = Pending::new(3);
+        let cuts: Vec<Arc<Notify>> = (0..5).map(|_| Arc::default()).collect();
+        let mut entries = vec![pending.enter_from(&cuts[0], Some(victim))];
+        // Another address of the same network.
+        for (cut, ip) in cuts.iter().skip(1).zip([flood, "2001:db8::2".parse().unwrap(), flood, flood]) {
+            entries.push(pending.enter_from(cut, Some(ip)));
+        }
+        cuts[1].notified().await;
+        cuts[2].notified().await;
+        assert_eq!((pending.len(), pending.cut()), (3, 2));
+        assert!(pending.lock().open.contains_key(&0), "the victim's is the oldest, and stays");
+        drop(entries);
+        assert!(pending.is_empty() && pending.lock().by_origin.is_empty());
     }
 }

@@ -41,6 +41,16 @@ impl From<IpAddr> for Source {
     }
 }
 
+impl Source {
+    /// The host, if it is one.
+    pub(crate) fn host(self) -> Option<IpAddr> {
+        match self {
+            Self::Host(ip) => Some(ip),
+            Self::User(_) => None,
+        }
+    }
+}
+
 /// The numbers of the module's rules.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Settings {

@@ -25,10 +25,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use blake3::Hash;
-use tiffin_rpc::Outbox;
-use tiffin_transport::{AnswerTime, tcp};
+use tiffin_rpc::{Budget, BudgetUse, Outbox};
+use tiffin_transport::{AnswerTime, LimitUse, tcp};
 use tiffin_types::access::{Credential, Namespaces, Right, Rights};
-use tokio::sync::Notify;
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 use tokio::time::{MissedTickBehavior, interval};
 
 pub(crate) use clients::ClientIds;
@@ -37,6 +37,8 @@ pub(crate) use guesses::{Guesses, Source};
 
 /// How often a server looks whether its access file has changed or a token has expired.
 const RELOAD_INTERVAL: Duration = Duration::from_secs(1);
+/// The maximum number of requests for pages of one token that is limited to namespaces.
+const TOKEN_PAGES_MAX: usize = 64;
 /// The name of the token that is given by a setting, which has all rights.
 const SETTING_NAME: &str = "token of the settings";
 
@@ -51,12 +53,32 @@ pub(crate) struct Holder {
     next: AtomicU64,
     // Held for one operation.
     connections: Mutex<BTreeMap<u64, Outbox>>,
+    /// Its places among the requests for pages, and how often there was none.
+    pages: Arc<Semaphore>,
+    pages_crowded: AtomicU64,
+    /// What its connections may have in memory.
+    budget: Arc<Budget>,
 }
+
+/// A token that is limited to namespaces has as many requests for pages as it may have.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct PageLimit;
 
 impl Holder {
     fn new(credential: Credential, principal: u64) -> Arc<Self> {
-        let (is_ended, end, next, connections) = Default::default();
-        Arc::new(Self { credential, principal, is_ended, end, next, connections })
+        let (is_ended, end, next, connections, pages_crowded) = Default::default();
+        let pages = Arc::new(Semaphore::new(TOKEN_PAGES_MAX));
+        Arc::new(Self {
+            credential,
+            principal,
+            is_ended,
+            end,
+            next,
+            connections,
+            pages,
+            pages_crowded,
+            budget: Arc::default(),
+        })
     }
 
     pub(crate) fn credential(&self) -> &Credential {
@@ -114,6 +136,23 @@ impl Holder {
         }
         connections.insert(number, outbox);
         Some(Connected { holder: Arc::clone(self), number })
+    }
+
+    /// The memory that its connections share, if it is limited to namespaces.
+    pub(crate) fn budget(&self) -> Option<&Arc<Budget>> {
+        self.own_share().map(|_| &self.budget)
+    }
+
+    /// A place for a request for a page, which a token needs if it is limited to namespaces.
+    pub(crate) fn page_place(&self) -> Result<Option<OwnedSemaphorePermit>, PageLimit> {
+        if self.own_share().is_none() {
+            return Ok(None);
+        }
+        let place = Arc::clone(&self.pages).try_acquire_owned();
+        place.map(Some).map_err(|_| {
+            self.pages_crowded.fetch_add(1, Ordering::Relaxed);
+            PageLimit
+        })
     }
 
     fn end(&self) {
@@ -283,6 +322,31 @@ impl Access {
         let listed = self.listed();
         let limited = listed.tokens.iter().filter(|(_, it)| it.own_share().is_some());
         limited.map(|(_, it)| it.connections().len()).max().unwrap_or(0)
+    }
+
+    /// The memory of the connections of the tokens with most, among those that are limited to namespaces: for
+    /// messages that arrive, and for replies that wait.
+    pub(crate) fn memory_limits(&self) -> [LimitUse; 2] {
+        let listed = self.listed();
+        let most = |of: fn(&Budget) -> BudgetUse| {
+            let start = of(&Budget::default());
+            let all = listed.tokens.iter().map(|(_, it)| of(&it.budget));
+            let BudgetUse { max, used, reached } = all.fold(start, |most, it| BudgetUse {
+                used: most.used.max(it.used),
+                reached: most.reached + it.reached,
+                ..most
+            });
+            LimitUse { max, used, reached }
+        };
+        [most(Budget::received), most(Budget::unsent)]
+    }
+
+    /// The requests for pages of the token with most of them, among those that are limited to namespaces.
+    pub(crate) fn page_limit(&self) -> LimitUse {
+        let listed = self.listed();
+        let used = listed.tokens.iter().map(|(_, it)| TOKEN_PAGES_MAX - it.pages.available_permits());
+        let reached = listed.tokens.iter().map(|(_, it)| it.pages_crowded.load(Ordering::Relaxed)).sum();
+        LimitUse { max: TOKEN_PAGES_MAX as u64, used: used.max().unwrap_or(0) as u64, reached }
     }
 
     /// When a peer is told of the problem of its token.

@@ -22,7 +22,7 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use tiffin_transport::{LimitUse, Pending, PendingEntry};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, SemaphorePermit};
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Instant, Sleep, sleep, timeout};
 
 use super::{HEAD_TIME_MAX, IDLE_TIME_MAX, REQUEST_TIME_MAX};
@@ -35,6 +35,14 @@ const BUFFER_BYTES_MAX: usize = 72 << 10;
 /// that the master's clients do not.
 const TURNS_MAX: usize = 1;
 
+/// The maximum number of requests for pages that need no token: they leave the others to those that do.
+pub(super) const PUBLIC_MAX: usize = 64;
+
+/// Whether a page needs no token: it contains no data, or takes the token itself.
+pub(super) fn is_public(path: &str) -> bool {
+    matches!(path, "/" | "/health" | "/login" | "/logout")
+}
+
 /// Whether a page reads the state of all members.
 fn is_expensive(path: &str) -> bool {
     let is_watched = matches!(path, "/api/tiffin/snapshot" | "/api/tiffin/live");
@@ -46,11 +54,13 @@ fn is_expensive(path: &str) -> bool {
 pub(crate) struct Gate {
     pending: Arc<Pending>,
     requests: Arc<Semaphore>,
+    public: Arc<Semaphore>,
     reserved: Arc<Semaphore>,
     requests_max: usize,
     /// Requests that found the limit reached.
     crowded: AtomicU64,
-    turns: Semaphore,
+    public_crowded: AtomicU64,
+    turns: Arc<Semaphore>,
 }
 
 impl Gate {
@@ -58,40 +68,70 @@ impl Gate {
         Arc::new(Self {
             pending: Pending::new(pending_max),
             requests: Arc::new(Semaphore::new(requests_max)),
+            public: Arc::new(Semaphore::new(PUBLIC_MAX)),
             reserved: Arc::new(Semaphore::new(reserved_max)),
             requests_max,
             crowded: AtomicU64::new(0),
-            turns: Semaphore::new(TURNS_MAX),
+            public_crowded: AtomicU64::new(0),
+            turns: Arc::new(Semaphore::new(TURNS_MAX)),
         })
     }
 
     /// Counts a connection that has sent no request yet. It must end when `cut` is notified.
-    pub(super) fn enter(&self, cut: &Arc<Notify>) -> PendingEntry {
-        self.pending.enter(cut)
+    pub(super) fn enter(&self, cut: &Arc<Notify>, from: Source) -> PendingEntry {
+        self.pending.enter_from(cut, from.host())
     }
 
-    /// The limits of connections without a complete request, and of requests that are answered.
-    pub(super) fn limits(&self) -> [LimitUse; 2] {
-        let used = self.requests_max - self.requests.available_permits();
-        let reached = self.crowded.load(Ordering::Relaxed);
-        [self.pending.limit(), LimitUse { max: self.requests_max as u64, used: used as u64, reached }]
-    }
-
-    /// Waits for permission to render a page; only expensive pages wait.
-    async fn turn(&self, is_expensive: bool) -> Option<SemaphorePermit<'_>> {
-        match is_expensive {
-            // The semaphore is never closed.
-            true => self.turns.acquire().await.ok(),
-            false => None,
-        }
+    /// The limits of connections without a complete request, of requests that are answered, and of those for
+    /// pages that need no token.
+    pub(super) fn limits(&self) -> [LimitUse; 3] {
+        let limit = |all: &Semaphore, max: usize, reached: &AtomicU64| {
+            let used = (max - all.available_permits()) as u64;
+            LimitUse { max: max as u64, used, reached: reached.load(Ordering::Relaxed) }
+        };
+        [
+            self.pending.limit(),
+            limit(&self.requests, self.requests_max, &self.crowded),
+            limit(&self.public, PUBLIC_MAX, &self.public_crowded),
+        ]
     }
 
     /// Admits a request, or returns `None` if the limit is reached.
     fn place(&self, path: &str) -> Option<OwnedSemaphorePermit> {
-        let place = Arc::clone(&self.requests).try_acquire_owned().ok();
-        self.crowded.fetch_add(u64::from(place.is_none()), Ordering::Relaxed);
+        let (places, crowded) = match is_public(path) {
+            true => (&self.public, &self.public_crowded),
+            false => (&self.requests, &self.crowded),
+        };
+        let place = Arc::clone(places).try_acquire_owned().ok();
+        crowded.fetch_add(u64::from(place.is_none()), Ordering::Relaxed);
         let is_reserved = matches!(path, "/health" | "/metrics");
         place.or_else(|| Arc::clone(&self.reserved).try_acquire_owned().ok().filter(|_| is_reserved))
+    }
+}
+
+/// The turns of expensive pages. A request waits for its turn once its token is accepted: others must not
+/// hold it up.
+#[derive(Clone)]
+struct Turns(Arc<Semaphore>);
+
+/// Waits until the page may be rendered; only expensive pages wait.
+pub(super) fn turn(
+    request: &axum::extract::Request,
+) -> impl Future<Output = Option<OwnedSemaphorePermit>> + Send + use<> {
+    let turns = request.extensions().get::<Turns>().filter(|_| is_expensive(request.uri().path())).cloned();
+    // The semaphore is never closed.
+    async move { turns?.0.acquire_owned().await.ok() }
+}
+
+/// A place among the requests of one token, until the response was sent.
+#[derive(Clone)]
+pub(super) struct TokenPlace {
+    _place: Arc<OwnedSemaphorePermit>,
+}
+
+impl TokenPlace {
+    pub(super) fn new(place: OwnedSemaphorePermit) -> Self {
+        Self { _place: Arc::new(place) }
     }
 }
 
@@ -99,6 +139,7 @@ impl Gate {
 struct Turn {
     gate: Arc<Gate>,
     cut: Arc<Notify>,
+    from: Source,
     entry: Mutex<Option<PendingEntry>>,
 }
 
@@ -126,7 +167,7 @@ impl Served {
 
 impl Drop for Served {
     fn drop(&mut self) {
-        let entry = self.turn.gate.pending.enter(&self.turn.cut);
+        let entry = self.turn.gate.enter(&self.turn.cut, self.turn.from);
         *self.turn.entry() = Some(entry);
     }
 }
@@ -137,24 +178,21 @@ where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
     let cut = Arc::new(Notify::new());
-    let entry = Mutex::new(Some(gate.pending.enter(&cut)));
-    let turn = Arc::new(Turn { gate, cut: Arc::clone(&cut), entry });
+    let entry = Mutex::new(Some(gate.enter(&cut, from)));
+    let turn = Arc::new(Turn { gate, cut: Arc::clone(&cut), from, entry });
     let pages = TowerToHyperService::new(router);
     let service = service_fn(move |mut request: hyper::Request<Incoming>| {
         request.extensions_mut().insert(from);
+        request.extensions_mut().insert(Turns(Arc::clone(&turn.gate.turns)));
         let served = Served::begin(&turn, request.uri().path());
-        let (is_expensive, gate) = (is_expensive(request.uri().path()), Arc::clone(&turn.gate));
-        let made = hyper::service::Service::call(&pages, request.map(Body::new));
+        let answer = hyper::service::Service::call(&pages, request.map(Body::new));
         async move {
-            let answer = async {
-                let _turn = gate.turn(is_expensive).await;
-                made.await
-            };
-            let response = match &served {
+            let mut response = match &served {
                 Some(_) => timeout(REQUEST_TIME_MAX, answer).await.unwrap_or_else(|_| Ok(late()))?,
                 None => crowded(),
             };
-            Ok::<_, Infallible>(response.map(|body| Sent { body, _served: served }))
+            let place = response.extensions_mut().remove::<TokenPlace>();
+            Ok::<_, Infallible>(response.map(|body| Sent { body, _served: served, _place: place }))
         }
     });
     let mut builder = http1::Builder::new();
@@ -176,7 +214,7 @@ fn late() -> Response {
     (StatusCode::REQUEST_TIMEOUT, [(header::CONNECTION, "close")], text).into_response()
 }
 
-fn crowded() -> Response {
+pub(super) fn crowded() -> Response {
     let text = "too many concurrent requests\n\nhint: retry in a moment, or poll less often\n";
     let headers = [(header::CONNECTION, "close"), (header::RETRY_AFTER, "1")];
     (StatusCode::SERVICE_UNAVAILABLE, headers, text).into_response()
@@ -186,6 +224,7 @@ fn crowded() -> Response {
 struct Sent {
     body: Body,
     _served: Option<Served>,
+    _place: Option<TokenPlace>,
 }
 
 impl HttpBody for Sent {
@@ -264,12 +303,8 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Idle<S> {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::{AtomicUsize, Ordering};
-    use std::time::Duration;
-
     use axum::routing::{get, put};
     use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, duplex};
-    use tokio::task::JoinSet;
 
     use super::*;
 
@@ -363,30 +398,33 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn expensive_pages_are_rendered_one_at_a_time() {
-        let (now, most) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
-        let counters = (Arc::clone(&now), Arc::clone(&most));
-        let page = get(async move || {
-            let (now, most) = counters;
-            most.fetch_max(now.fetch_add(1, Ordering::Relaxed) + 1, Ordering::Relaxed);
-            tokio::time::sleep(Duration::from_secs(1)).await;
-            now.fetch_sub(1, Ordering::Relaxed);
-            "numbers"
-        });
-        let pages = Router::new().route("/metrics", page.clone()).route("/health", page);
-        let gate = Gate::new(16, 16, 1);
-        for (path, expected) in [("/metrics", 1), ("/health", 4)] {
-            let mut answers = JoinSet::new();
-            for _ in 0..4 {
-                let (mut near, far) = duplex(4096);
-                tokio::spawn(serve(far, Source::User(0), pages.clone(), Arc::clone(&gate)));
-                near.write_all(ask(path).as_bytes()).await.unwrap();
-                answers.spawn(answer(near));
+    async fn pages_without_a_token_leave_places_to_others() {
+        let pages = pages().route("/login", put(async |body: Bytes| format!("{} bytes", body.len())));
+        let gate = Gate::new(2 * PUBLIC_MAX, 2, 1);
+        let say = async |text: &str| {
+            let (mut near, far) = duplex(4096);
+            tokio::spawn(serve(far, Source::User(0), pages.clone(), Arc::clone(&gate)));
+            near.write_all(text.as_bytes()).await.unwrap();
+            for _ in 0..16 {
+                tokio::task::yield_now().await;
             }
-            let answers = answers.join_all().await;
-            assert!(answers.iter().all(|text| text.contains("numbers")), "{answers:?}");
-            assert_eq!(most.swap(0, Ordering::Relaxed), expected, "{path}");
+            near
+        };
+        let half = HALF_BODY.replace("/value", "/login");
+        let mut held = Vec::new();
+        for _ in 0..PUBLIC_MAX {
+            held.push(say(&half).await);
         }
+        let max = PUBLIC_MAX as u64;
+        assert_eq!(gate.limits()[2], LimitUse { max, used: max, reached: 0 });
+        let refused = answer(say(&half).await).await;
+        assert!(refused.starts_with("HTTP/1.1 503 "), "{refused}");
+        assert_eq!(gate.limits()[2], LimitUse { max, used: max, reached: 1 });
+        for path in ["/health", "/metrics"] {
+            let text = answer(say(&ask(path)).await).await;
+            assert!(text.starts_with("HTTP/1.1 200 "), "{text}");
+        }
+        assert_eq!(gate.limits()[1], LimitUse { max: 2, used: 0, reached: 0 });
     }
 
     #[tokio::test(start_paused = true)]

@@ -22,7 +22,8 @@ use axum::response::{IntoResponse, Response};
 use hyper::body::Frame;
 use tiffin_types::access::{Credential, Namespaces, Right, Rights};
 
-use crate::access::{Access, Holder, Source, TokenProblem, now_ms};
+use super::gate::{self, TokenPlace};
+use crate::access::{Access, Holder, PageLimit, Source, TokenProblem, now_ms};
 
 /// What a page needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,7 +41,7 @@ impl Need {
         let (read, write) = (Rights::of(Right::Read), Rights::of(Right::Write));
         let (admin, is_get) = (Rights::of(Right::Admin), matches!(*method, Method::GET | Method::HEAD));
         match path {
-            "/" | "/health" | "/login" | "/logout" => Self::Nothing,
+            _ if gate::is_public(path) => Self::Nothing,
             "/get_all_keys" | "/query_key" | "/batch_query_keys" | "/api/tiffin/why" => Self::Within(read),
             "/api/v1/remove_all" => Self::Within(write),
             "/api/v1/tenant_quotas" if is_get => Self::Within(read.and(Right::Admin)),
@@ -176,8 +177,19 @@ pub(super) fn guarded_unless(
                 let text = format!("{problem}\n\nhint: use a token that permits it; see `tiffin token`\n");
                 return (StatusCode::FORBIDDEN, text).into_response();
             }
+            let place = match holder.as_ref().map(|it| it.page_place()) {
+                Some(Err(PageLimit)) => return gate::crowded(),
+                Some(Ok(place)) => place,
+                None => None,
+            };
+            let turn = gate::turn(&request);
+            let _turn = turn.await;
             request.extensions_mut().insert(Caller(holder));
-            next.run(request).await
+            let mut response = next.run(request).await;
+            if let Some(place) = place {
+                response.extensions_mut().insert(TokenPlace::new(place));
+            }
+            response
         }
     }))
 }
@@ -238,9 +250,16 @@ pub(super) async fn told_in_time(
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::time::Duration;
+
+    use axum::routing::get;
     use tiffin_types::access::NamePattern;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, duplex};
+    use tokio::task::JoinSet;
 
     use super::*;
+    use crate::access::Guesses;
 
     #[test]
     fn requests_of_other_sites_are_found() {
@@ -298,5 +317,69 @@ mod tests {
         ] {
             assert_eq!(permitted(&method, path), expected, "{method} {path}");
         }
+    }
+
+    fn ask(path: &str) -> String {
+        format!("GET {path} HTTP/1.1\r\nHost: here\r\nConnection: close\r\n\r\n")
+    }
+
+    async fn answer(mut stream: DuplexStream) -> String {
+        let mut text = String::new();
+        stream.read_to_string(&mut text).await.unwrap();
+        text
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn expensive_pages_are_rendered_one_at_a_time() {
+        let (now, most) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+        let counters = (Arc::clone(&now), Arc::clone(&most));
+        let page = get(async move || {
+            let (now, most) = counters;
+            most.fetch_max(now.fetch_add(1, Ordering::Relaxed) + 1, Ordering::Relaxed);
+            tokio::time::sleep(Duration::from_secs(1)).await;
+            now.fetch_sub(1, Ordering::Relaxed);
+            "numbers"
+        });
+        let pages = Router::new().route("/metrics", page.clone()).route("/health", page);
+        let pages = guarded(pages, &Access::single(""));
+        let gate = gate::Gate::new(16, 16, 1);
+        for (path, expected) in [("/metrics", 1), ("/health", 4)] {
+            let mut answers = JoinSet::new();
+            for _ in 0..4 {
+                let (mut near, far) = duplex(4096);
+                tokio::spawn(gate::serve(far, Source::User(0), pages.clone(), Arc::clone(&gate)));
+                near.write_all(ask(path).as_bytes()).await.unwrap();
+                answers.spawn(answer(near));
+            }
+            let answers = answers.join_all().await;
+            assert!(answers.iter().all(|text| text.contains("numbers")), "{answers:?}");
+            assert_eq!(most.swap(0, Ordering::Relaxed), expected, "{path}");
+        }
+    }
+
+    /// The answers to wrong tokens are held back for ever.
+    #[tokio::test(start_paused = true)]
+    async fn wrong_tokens_hold_up_no_expensive_page() {
+        let pages = Router::new().route("/metrics", get(async || "numbers"));
+        let access = Access::with_guesses("secret", Guesses::patient(0, 2));
+        let gate = gate::Gate::new(16, 16, 1);
+        let say = async |token: &str| {
+            let (mut near, far) = duplex(4096);
+            tokio::spawn(gate::serve(
+                far,
+                Source::User(0),
+                guarded(pages.clone(), &access),
+                Arc::clone(&gate),
+            ));
+            let head = format!("\r\nAuthorization: Bearer {token}\r\n\r\n");
+            near.write_all(ask("/metrics").replace("\r\n\r\n", &head).as_bytes()).await.unwrap();
+            for _ in 0..16 {
+                tokio::task::yield_now().await;
+            }
+            near
+        };
+        let _wrong = [say("wrong").await, say("wrong").await];
+        let text = answer(say("secret").await).await;
+        assert!(text.contains("numbers"), "{text}");
     }
 }

@@ -132,7 +132,7 @@ impl Pages {
 }
 
 /// The limits of several ports with pages: the use of the port with most.
-pub(crate) fn limits(gates: &[Arc<Gate>]) -> [LimitStat; 2] {
+pub(crate) fn limits(gates: &[Arc<Gate>]) -> [LimitStat; 3] {
     let both: Vec<_> = gates.iter().map(|it| it.limits()).collect();
     let worst = |uses: &mut dyn Iterator<Item = LimitUse>, max: usize| {
         let start = LimitUse { max: max as u64, ..LimitUse::default() };
@@ -144,7 +144,12 @@ pub(crate) fn limits(gates: &[Arc<Gate>]) -> [LimitStat; 2] {
     };
     let unauthenticated = worst(&mut both.iter().map(|it| it[0]), PENDING_MAX);
     let requests = worst(&mut both.iter().map(|it| it[1]), REQUESTS_MAX);
-    [limit_stat("page_unauthenticated", unauthenticated), limit_stat("page_requests", requests)]
+    let public = worst(&mut both.iter().map(|it| it[2]), gate::PUBLIC_MAX);
+    [
+        limit_stat("page_unauthenticated", unauthenticated),
+        limit_stat("page_requests", requests),
+        limit_stat("page_public", public),
+    ]
 }
 
 /// Listens on an address. Returns the listener and the address with the actual port.

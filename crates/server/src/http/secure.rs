@@ -27,7 +27,7 @@ const PLAINTEXT_ANSWER: &str = "HTTP/1.1 400 Bad Request\r\nContent-Type: text/p
 /// Serves one connection until it ends.
 pub(super) async fn serve(stream: TcpStream, from: Source, tls: &TlsServer, router: Router, gate: Arc<Gate>) {
     let cut = Arc::new(Notify::new());
-    let pending = gate.enter(&cut);
+    let pending = gate.enter(&cut, from);
     let shaken = tokio::select! {
         biased;
         () = cut.notified() => return,

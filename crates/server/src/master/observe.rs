@@ -17,6 +17,7 @@ use tiffin_types::{ConnId, RequestId, SegmentId};
 use tokio::time::{Instant, MissedTickBehavior};
 
 use super::{Conn, Shared, State};
+use crate::listen::limit_stat;
 use crate::metrics::{self, Asked, RequestKind, Shortage};
 use crate::turnstile::Turn;
 use crate::watch::{self, History, Journal, Kind, Live};
@@ -231,6 +232,7 @@ impl Shared {
                 .chain([self.turnstile.stat()])
                 .chain(self.door.limits())
                 .chain(http::limits(&self.gates))
+                .chain([limit_stat("page_requests_per_token", self.door.access().page_limit())])
                 .collect(),
             node_limits: self.counters.node_limits(&stat),
             events: self.watched.journal.counts(),
