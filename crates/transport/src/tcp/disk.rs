@@ -67,7 +67,7 @@ impl<W: ByteStream> Served<W> {
             return Ok(memory);
         }
         self.flush().await?;
-        Ok(self.part.fetch(bytes).await)
+        self.part.fetch(bytes).await.map(Some).ok_or(ServeError::Crowded)
     }
 }
 
@@ -170,10 +170,14 @@ impl Server {
             }
         };
         let bytes = (*bytes).as_ref();
-        let _turn = if bytes.len() > SMALL_BYTES_MAX { served.begin_transfer().await? } else { None };
+        if bytes.len() > SMALL_BYTES_MAX {
+            served.begin_turn().await?;
+        }
         served.answer(&reply);
         served.flush().await?;
-        timeout(CHUNK_TIME_MAX, served.stream.send([SourceBuf::from(bytes)])).await??;
+        let sent = timeout(CHUNK_TIME_MAX, served.send_piece(vec![SourceBuf::from(bytes)])).await;
+        served.turn = None;
+        sent??;
         let status = if self.slots.end_fetch(segment, head) { Status::Ok } else { Status::Stale };
         let checksum = checksum([SourceBuf::from(bytes)]);
         self.counters.served.add_read(head.len);

@@ -42,6 +42,8 @@ const HELLO_TIME_MAX: Duration = Duration::from_secs(10);
 /// Time limit for the bytes of one chunk. A slower client loses its connection, so that it cannot block
 /// memory that others need.
 pub(super) const CHUNK_TIME_MAX: Duration = Duration::from_secs(60);
+/// A peer that takes so long for a piece is slow: others of its client get its share until it goes on.
+const SLOW_AFTER: Duration = Duration::from_secs(1);
 /// Pause after a failed accept, which means that descriptors have run out.
 const ACCEPT_REST: Duration = Duration::from_millis(50);
 /// Unwanted bytes are read in pieces of this size and dropped.
@@ -127,6 +129,9 @@ pub enum ServeError {
     /// The client was rejected.
     #[error("the client was refused: {0}")]
     Refused(String),
+    /// Other requests of its client, or of its token, kept their share.
+    #[error("other requests of the client took too long")]
+    Crowded,
     /// Newer connections replaced it before its hello.
     #[error("too many connections without a hello, and this was the oldest")]
     Displaced,
@@ -173,7 +178,7 @@ pub(super) struct Served<W> {
     pub(super) part: Part,
     /// The transfer of its client that is in progress here: a large one, or small ones that are answered
     /// together.
-    turn: Option<Permit>,
+    pub(super) turn: Option<Permit>,
     /// Bytes that were served since other connections got the thread.
     since_rest: u64,
     /// Complete replies: their bytes, if any, were copied, and the stamp was checked afterwards.
@@ -264,7 +269,11 @@ impl Server {
         arrival: Arrival,
     ) -> Result<(), ServeError> {
         let cut = Arc::new(Notify::new());
-        let pending = self.pending.enter(&cut);
+        let from = match arrival.peer {
+            Some(Peer::Tcp(address)) => Some(address.ip()),
+            Some(Peer::Local(_)) | None => None,
+        };
+        let pending = self.pending.enter_from(&cut, from);
         let welcomed = async {
             let mut stream = BufferedStream::unauthenticated(opened.await?);
             let admitted = self.welcome(&mut stream, arrival).await?;
@@ -398,7 +407,7 @@ impl Server {
             let _guard = StoreGuard { slots: &*self.slots, head };
             match self.targets(&extents, head.len) {
                 Some(targets) => {
-                    let found = timeout(CHUNK_TIME_MAX, served.stream.fill_hashed(targets)).await??;
+                    let found = timeout(CHUNK_TIME_MAX, served.receive(targets)).await??;
                     let sum: [u8; CHECKSUM_BYTES] =
                         timeout(CHUNK_TIME_MAX, served.stream.array(true)).await??;
                     let is_whole = found == u64::from_le_bytes(sum);
@@ -578,10 +587,7 @@ impl<W: ByteStream> Served<W> {
         if self.answers.is_empty() {
             return Ok(());
         }
-        let sent = self.stream.send([SourceBuf::from(&self.answers[..])]);
-        timeout(CHUNK_TIME_MAX, sent).await??;
-        self.answers.clear();
-        Ok(())
+        Ok(timeout(CHUNK_TIME_MAX, self.send_piece(Vec::new())).await??)
     }
 
     /// Sends the replies so far, and these bytes; returns their checksum. If it is not known, each piece is
@@ -598,9 +604,7 @@ impl<W: ByteStream> Served<W> {
                 Some(_) => pieces.iter().for_each(|piece| cache_prefetch::prefetch(*piece)),
                 None => pieces.iter().for_each(|piece| self.stream.hash().update_uncached(*piece)),
             }
-            let answers = SourceBuf::from(&self.answers[..]);
-            self.stream.send(std::iter::once(answers).chain(pieces)).await?;
-            self.answers.clear();
+            self.send_piece(pieces).await?;
             since_rest += bytes;
             if since_rest >= REST_BYTES {
                 since_rest = 0;
@@ -610,21 +614,56 @@ impl<W: ByteStream> Served<W> {
         Ok(known.unwrap_or_else(|| self.stream.hash().finish()))
     }
 
+    /// Sends the replies so far, and these bytes. While the peer is slow, others have the turn.
+    pub(super) async fn send_piece(&mut self, pieces: Vec<SourceBuf<'_>>) -> io::Result<()> {
+        let Self { stream, answers, turn, part, .. } = self;
+        let is_turn = turn.is_some();
+        {
+            let all = std::iter::once(SourceBuf::from(&answers[..])).chain(pieces);
+            let mut sent = pin!(stream.send(all));
+            match timeout(SLOW_AFTER, &mut sent).await {
+                Ok(sent) => sent?,
+                Err(_) => {
+                    *turn = None;
+                    sent.await?;
+                }
+            }
+        }
+        answers.clear();
+        if is_turn && turn.is_none() {
+            *turn = part.transfer().await;
+        }
+        Ok(())
+    }
+
+    /// Receives bytes of a write; returns their checksum. If the peer is slow, others have the turn.
+    async fn receive(&mut self, targets: Vec<TargetBuf<'_>>) -> io::Result<u64> {
+        let Self { stream, turn, .. } = self;
+        let mut filled = pin!(stream.fill_hashed(targets));
+        match timeout(SLOW_AFTER, &mut filled).await {
+            Ok(filled) => filled,
+            Err(_) => {
+                *turn = None;
+                filled.await
+            }
+        }
+    }
+
     /// Begins a transfer here, when its client may, unless one is in progress.
-    async fn begin_turn(&mut self) -> Result<(), ServeError> {
+    pub(super) async fn begin_turn(&mut self) -> Result<(), ServeError> {
         if self.turn.is_none() {
-            self.turn = self.begin_transfer().await?;
+            self.turn = Some(self.begin_transfer().await?);
         }
         Ok(())
     }
 
     /// Begins a transfer, when its client may. The replies so far do not wait for that.
-    pub(super) async fn begin_transfer(&mut self) -> Result<Option<Permit>, ServeError> {
+    async fn begin_transfer(&mut self) -> Result<Permit, ServeError> {
         if let Some(turn) = self.part.try_transfer() {
-            return Ok(Some(turn));
+            return Ok(turn);
         }
         self.flush().await?;
-        Ok(self.part.transfer().await)
+        self.part.transfer().await.ok_or(ServeError::Crowded)
     }
 
     /// Reads and drops the bytes of a rejected write, and their checksum.

@@ -9,8 +9,10 @@
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::time::timeout;
 
 use super::pool::{DISK_STREAMS_MAX, STREAMS_MAX};
 use crate::pending::LimitUse;
@@ -21,6 +23,9 @@ pub(super) const CLIENT_CONNECTIONS_MAX: usize = 2 * DISK_STREAMS_MAX;
 const TRANSFERS_MAX: usize = STREAMS_MAX;
 /// Maximum bytes of one party's reads of disks that are in memory, in KiB: what a disk reads at a time.
 const FETCHED_KIB_MAX: usize = 64 << 10;
+
+/// How long a request waits for others of its party. Beyond that, its client had better ask again.
+const WAIT_TIME_MAX: Duration = Duration::from_secs(60);
 
 /// What may be in progress.
 #[derive(Debug)]
@@ -59,9 +64,9 @@ impl Part {
         self.try_take(|it| &it.transfers, 1)
     }
 
-    /// The same, after waiting for others.
+    /// The same, after waiting for others; `None` if that takes too long.
     pub(super) async fn transfer(&self) -> Option<Permit> {
-        self.take(|it| &it.transfers, 1).await
+        timeout(WAIT_TIME_MAX, self.take(|it| &it.transfers, 1)).await.ok().flatten()
     }
 
     /// Memory for a read of a disk, if this client may have so much now.
@@ -69,9 +74,10 @@ impl Part {
         self.try_take(|it| &it.fetched_kib, kib(bytes))
     }
 
-    /// The same, after waiting for others. The caller must hold none, or it would wait for itself.
+    /// The same, after waiting for others; `None` if that takes too long. The caller must hold none, or it
+    /// would wait for itself.
     pub(super) async fn fetch(&self, bytes: u64) -> Option<Permit> {
-        self.take(|it| &it.fetched_kib, kib(bytes)).await
+        timeout(WAIT_TIME_MAX, self.take(|it| &it.fetched_kib, kib(bytes))).await.ok().flatten()
     }
 
     fn try_take(&self, of: impl Fn(&Share) -> &Arc<Semaphore>, permits: u32) -> Option<Permit> {
@@ -324,6 +330,20 @@ mod tests {
         assert!(share.try_transfer().is_none());
         drop(all);
         assert!(share.transfer().await.is_some());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn no_request_waits_for_its_share_without_limit() {
+        let share = alone();
+        let most = (FETCHED_KIB_MAX as u64) << 10;
+        let all: Vec<_> = (0..TRANSFERS_MAX).map(|_| share.try_transfer().unwrap()).collect();
+        let memory = share.try_fetch(most).unwrap();
+        let began = tokio::time::Instant::now();
+        let (transfer, fetched) = tokio::join!(share.transfer(), share.fetch(1));
+        assert!(transfer.is_none() && fetched.is_none());
+        assert_eq!(began.elapsed().as_secs(), WAIT_TIME_MAX.as_secs());
+        drop((all, memory));
+        assert!(share.transfer().await.is_some() && share.fetch(most).await.is_some());
     }
 
     #[tokio::test]

@@ -6,13 +6,15 @@ use std::pin::Pin;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use tokio::sync::Notify;
 use tokio::task::yield_now;
 
 use super::frame::{HelloHead, RequestHead, RequestKind};
 use super::grant::{Grant, Hello, Unlimited};
-use super::server::{Server, SlotAccess};
+use super::server::{CHUNK_TIME_MAX, Server, SlotAccess};
+use super::share::CLIENT_CONNECTIONS_MAX;
 use super::stream::ByteStream;
 use crate::behavior::TestNode;
 use crate::buffer::{SourceBuf, TargetBuf};
@@ -24,6 +26,8 @@ const SMALL: u64 = 16 << 10;
 struct Wire {
     unread: Mutex<VecDeque<u8>>,
     sent: Arc<AtomicUsize>,
+    /// It reads no more bytes than these.
+    reads_max: usize,
 }
 
 impl ByteStream for Wire {
@@ -48,6 +52,9 @@ impl ByteStream for Wire {
         _: &mut Context<'_>,
         sources: &[SourceBuf<'_>],
     ) -> Poll<io::Result<usize>> {
+        if self.sent.load(Ordering::Relaxed) >= self.reads_max {
+            return Poll::Pending;
+        }
         let bytes = sources.iter().map(|it| it.len()).sum();
         self.sent.fetch_add(bytes, Ordering::Relaxed);
         Poll::Ready(Ok(bytes))
@@ -126,7 +133,7 @@ async fn bytes_before_another(party: Greedy, connections: u64, reads: u64, len: 
             unread.extend(RequestHead { kind, slot, id, stamp, offset, len, cached_epoch }.encode());
         }
         let sent = Arc::new(AtomicUsize::new(0));
-        let wire = Wire { unread: Mutex::new(unread), sent: Arc::clone(&sent) };
+        let wire = Wire { unread: Mutex::new(unread), sent: Arc::clone(&sent), reads_max: usize::MAX };
         let server = Arc::clone(&server);
         tokio::spawn(async move { server.serve(wire, false).await });
         sent
@@ -161,4 +168,38 @@ async fn client_that_reads_all_the_time_leaves_others_a_share() {
             assert!((1..=9 * MIB).contains(&served), "{connections} connections: {served} bytes were first");
         }
     }
+}
+
+/// A client whose connections read nothing keeps the others of that client waiting for a moment only.
+#[tokio::test(start_paused = true)]
+async fn slow_peers_leave_their_share_to_others() {
+    const LEN: u64 = 1 << 20;
+    let node = Arc::new(TestNode::new());
+    let location = node.reserve(&[LEN]);
+    node.commit(location);
+    let segment = node.memory().geometry().segment;
+    let slots = Arc::clone(&node) as Arc<dyn SlotAccess>;
+    let authorise = Box::new(|_: &Hello| Ok(Arc::new(Unlimited) as Arc<dyn Grant>));
+    let server = Server::new(Arc::clone(node.memory()), slots, authorise, Arc::default());
+    let connect = |reads_max: usize| {
+        let mut unread: VecDeque<u8> = HelloHead::encode(1, segment, "").into();
+        let (slot, stamp) = (location.slot, location.stamp);
+        let (kind, id, offset, len, cached_epoch) = (RequestKind::Read, 1, 0, LEN, None);
+        unread.extend(RequestHead { kind, slot, id, stamp, offset, len, cached_epoch }.encode());
+        let sent = Arc::new(AtomicUsize::new(0));
+        let wire = Wire { unread: Mutex::new(unread), sent: Arc::clone(&sent), reads_max };
+        let server = Arc::clone(&server);
+        tokio::spawn(async move { server.serve(wire, false).await });
+        sent
+    };
+    let began = tokio::time::Instant::now();
+    // Each reads the welcome, and at least the beginning of the object.
+    let slow: Vec<_> = (0..CLIENT_CONNECTIONS_MAX - 1).map(|_| connect(1 << 10)).collect();
+    let other = connect(usize::MAX);
+    while other.load(Ordering::Relaxed) < LEN as usize {
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    assert!(slow.iter().all(|it| it.load(Ordering::Relaxed) < LEN as usize));
+    // They wait for each other, but none waits until one of them is given up.
+    assert!(began.elapsed() < CHUNK_TIME_MAX, "{:?}", began.elapsed());
 }
