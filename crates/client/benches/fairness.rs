@@ -1,5 +1,6 @@
 //! What one client's load costs another: `make bench-fairness`, or
-//! `cargo bench -p tiffin-client --bench fairness [-- SECONDS]`.
+//! `cargo bench -p tiffin-client --bench fairness [-- SECONDS] [-- TEXT…]`. With texts, it measures the rows
+//! whose names contain one of them, and the first row of their tables.
 //!
 //! A client of one namespace asks for one key at a time, from a master and a node in a process of their own
 //! threads. Beside it, clients of another namespace do one thing in a loop. Each row is what the first client
@@ -111,7 +112,32 @@ struct Batches {
 }
 
 fn main() {
-    let seconds = std::env::args().skip(1).find_map(|it| it.parse().ok()).unwrap_or(3);
+    let args: Vec<String> = std::env::args().skip(1).filter(|it| !it.starts_with('-')).collect();
+    let seconds = args.iter().find_map(|it| it.parse().ok()).unwrap_or(3);
+    let rows = Rows(args.into_iter().filter(|it| it.parse::<u64>().is_err()).collect());
+    if rows.have_any(Load::ALL.iter().map(|it| it.1)) {
+        calls(seconds, &rows);
+    }
+    if rows.have_any([members::RETURNS, members::LOSS]) {
+        members::main(seconds);
+    }
+    bytes::main(seconds, &rows);
+}
+
+/// The texts that select rows.
+struct Rows(Vec<String>);
+
+impl Rows {
+    fn has(&self, name: &str) -> bool {
+        self.0.is_empty() || self.0.iter().any(|it| name.contains(it.as_str()))
+    }
+
+    fn have_any<'a>(&self, names: impl IntoIterator<Item = &'a str>) -> bool {
+        names.into_iter().any(|it| self.has(it))
+    }
+}
+
+fn calls(seconds: u64, rows: &Rows) {
     let server = runtime(2);
     let (master, _node) = server.block_on(start());
     let loads = runtime(2);
@@ -135,7 +161,7 @@ fn main() {
     });
     let mut table = Table::new("exists of one key, beside");
     let victim = Builder::new_current_thread().enable_all().build().unwrap();
-    for (load, name) in Load::ALL {
+    for (load, name) in Load::ALL.into_iter().filter(|it| rows.has(it.1) || it.1 == "nothing") {
         let stop = Arc::new(AtomicBool::new(false));
         let (clients, loops) = load.clients_and_loops();
         let mut tasks = Vec::new();
@@ -157,8 +183,6 @@ fn main() {
         table.row(name, &mut times, seconds);
     }
     drop((master, _node));
-    members::main(seconds);
-    bytes::main(seconds);
 }
 
 /// A table whose first row is beside nothing.
@@ -231,6 +255,9 @@ mod members {
     /// The nodes that leave during a row, and the objects of all.
     const LEAVING: usize = 4;
 
+    pub(super) const RETURNS: &str = "returns of a node with 100,000 objects";
+    pub(super) const LOSS: &str = "the loss of four nodes with 100,000 objects";
+
     pub(super) fn main(seconds: u64) {
         let victim = Builder::new_current_thread().enable_all().build().unwrap();
         let server = runtime(2);
@@ -262,7 +289,7 @@ mod members {
         let mut times = victim.block_on(measure(&address, time));
         stop.store(true, Ordering::Relaxed);
         let (node, count) = server.block_on(joining).unwrap();
-        let name = format!("{count} returns of a node with 100,000 objects");
+        let name = format!("{count} {RETURNS}");
         table.row(&name, &mut times, seconds);
         drop((node, master));
         let master = server.block_on(MasterServer::start(MasterConfig::default())).unwrap();
@@ -277,7 +304,7 @@ mod members {
         });
         let mut times = victim.block_on(measure(&address, time));
         server.block_on(leaving).unwrap();
-        table.row("the loss of four nodes with 100,000 objects", &mut times, seconds);
+        table.row(LOSS, &mut times, seconds);
     }
 
     async fn join(master: &MasterServer, pool: Option<PathBuf>) -> NodeServer {
@@ -328,7 +355,7 @@ mod bytes {
     /// The objects of the other client: more than the memory.
     const LARGE_COUNT: usize = 96;
 
-    pub(super) fn main(seconds: u64) {
+    pub(super) fn main(seconds: u64, rows: &Rows) {
         let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
         let server = runtime(2);
         let (master, node) = server.block_on(start(folder.path()));
@@ -344,7 +371,12 @@ mod bytes {
             let objects = Arc::new(if is_on_disk { disk.clone() } else { memory.clone() });
             let name = if is_on_disk { "cold" } else { "mine" };
             let all = [(0, LARGE), (4, LARGE), (64, LARGE), (4, SMALL_READ), (64, SMALL_READ)];
-            for (connections, len) in all {
+            let load = |(count, len): (usize, usize)| format!("{} KiB on {count} connections", len / KIB);
+            let is_wanted = |it: &(usize, usize)| rows.has(what) || (it.0 > 0 && rows.has(&load(*it)));
+            if !all.iter().any(is_wanted) {
+                continue;
+            }
+            for (connections, len) in all.into_iter().filter(|it| it.0 == 0 || is_wanted(it)) {
                 let stop = Arc::new(AtomicBool::new(false));
                 let hogs: Vec<_> = (0..connections)
                     .map(|at| {
@@ -356,8 +388,8 @@ mod bytes {
                 let mut times = victim.block_on(measure(&address, name, time));
                 stop.store(true, Ordering::Relaxed);
                 let bytes: usize = hogs.into_iter().map(|it| loads.block_on(it).unwrap()).sum();
-                let (rate, kib) = ((bytes >> 20) / seconds as usize, len / KIB);
-                let name = format!("{kib} KiB on {connections} connections, {rate} MiB/s");
+                let rate = (bytes >> 20) / seconds as usize;
+                let name = format!("{}, {rate} MiB/s", load((connections, len)));
                 table.row(&name, &mut times, seconds);
             }
         }
