@@ -184,7 +184,8 @@ fn text_of(panic: &(dyn Any + Send)) -> String {
     text.unwrap_or("panic without a message").to_owned()
 }
 
-/// Panics on request, for tests of supervision. Release builds contain none of this code.
+/// Panics on request, for tests of supervision. Only builds with debug assertions contain this code, so that
+/// these tests use the same compiled crates as all others.
 pub mod faults {
     /// A place where a server can be made to panic.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -203,11 +204,11 @@ pub mod faults {
     }
 
     /// The point at which the next caller of [`strike`] panics; 0 for none.
-    #[cfg(feature = "sabotage")]
+    #[cfg(debug_assertions)]
     static ARMED: std::sync::atomic::AtomicU8 = std::sync::atomic::AtomicU8::new(0);
 
     /// Makes the next thread that passes the point panic.
-    #[cfg(feature = "sabotage")]
+    #[cfg(debug_assertions)]
     pub fn arm(point: Point) {
         ARMED.store(point as u8, std::sync::atomic::Ordering::SeqCst);
     }
@@ -215,14 +216,14 @@ pub mod faults {
     /// Panics if the point is armed.
     #[inline]
     pub(crate) fn strike(point: Point) {
-        #[cfg(feature = "sabotage")]
+        #[cfg(debug_assertions)]
         {
             use std::sync::atomic::Ordering::SeqCst;
             if ARMED.compare_exchange(point as u8, 0, SeqCst, SeqCst).is_ok() {
                 panic!("fault injected at {point:?}");
             }
         }
-        #[cfg(not(feature = "sabotage"))]
+        #[cfg(not(debug_assertions))]
         let _ = point;
     }
 }
