@@ -5,7 +5,6 @@ this module when Python starts. The check itself runs once, at the first import 
 """
 
 import importlib.machinery
-import importlib.util
 import os
 import sys
 
@@ -29,8 +28,11 @@ def _check():
     rules = os.path.join(here, "mooncake", "_conflicts.py")
     if not ours or not os.path.exists(rules):
         return
-    spec = importlib.util.spec_from_file_location("_tiffin_mooncake_conflicts", rules)
-    conflicts = importlib.util.module_from_spec(spec)
+    # Every start of Python in this environment would import it otherwise.
+    from importlib import util
+
+    spec = util.spec_from_file_location("_tiffin_mooncake_conflicts", rules)
+    conflicts = util.module_from_spec(spec)
     spec.loader.exec_module(conflicts)
     conflicts.check(ours)
 

@@ -8,7 +8,6 @@ other wheel has replaced that file, or has taken it along when it was uninstalle
 """
 
 import importlib.machinery
-import importlib.metadata
 import pathlib
 from collections.abc import Iterable
 
@@ -23,6 +22,9 @@ OUR_MARK = "served by Tiffin"
 
 def installed() -> list[str]:
     """The official distributions that are also installed here."""
+    # This takes longer to import than all else of `mooncake`, and is needed only for an error.
+    import importlib.metadata
+
     found = []
     for name in OFFICIAL_NAMES:
         try:
