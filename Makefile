@@ -8,18 +8,21 @@ CARGO ?= cargo
 ARGS ?=
 # Our own crates; `python` is no default member, because it is built by maturin for the interpreter it is meant for.
 EVERY_CRATE := --workspace --all-targets
-# Crates that decide and do no I/O. Simulations need them optimised, which takes four times as long to compile. Their own
-# tests do not, so they have commands of their own: one with fault injection, and one as shipped, without it.
+# Crates that decide. Simulations need them optimised, which takes four times as long to compile; the other tests, and the
+# wheel that is tested, do not.
 DECISIONS := types session core node
-UNOPTIMISED = $(1:%=--config profile.dev.package.tiffin-%.opt-level=0)
-TEST_LIBRARIES = $(CARGO) test --locked -q --lib $(1:%=-p tiffin-%) $(call UNOPTIMISED,$(1))
-TEST_DECISIONS := $(call TEST_LIBRARIES,$(DECISIONS)) $(DECISIONS:%=--features tiffin-%/sabotage)
-TEST_SHIPPED := $(call TEST_LIBRARIES,$(DECISIONS) kv)
-# `python` has no tests, but when it is selected its dependencies get the features that they have in the wheel.
-OTHER_CRATES := --workspace $(DECISIONS:%=--exclude tiffin-%)
+UNOPTIMISED := $(foreach it,$(DECISIONS) kv ssd,--config profile.dev.package.tiffin-$(it).opt-level=0)
+# Cargo compiles every crate with the features of all selected packages together. The tests of these crates turn on features
+# that a wheel does not have, such as fault injection. They are selected apart, so that all other tests use the crates that
+# were compiled for the wheel, as shipped. `python` has no tests here; it is selected because of the features of dependencies.
+FEATURED := sim kv-sim ssd throttle transport
+TEST_SHIPPED := --locked --workspace $(FEATURED:%=--exclude tiffin-%) $(UNOPTIMISED)
+TEST_FEATURED := --locked -p tiffin-python $(FEATURED:%=-p tiffin-%)
+# Some tests of the decisions need fault injection, too.
+TEST_FAULTY := --locked -q -p tiffin-python $(foreach it,$(DECISIONS),-p tiffin-$(it) --features tiffin-$(it)/sabotage) $(UNOPTIMISED)
 # With `--no-run` nextest refuses `--no-fail-fast`.
-RUN_TESTS := $(if $(shell $(CARGO) nextest --version 2>/dev/null),$(CARGO) nextest run --locked $(OTHER_CRATES),\
-  $(CARGO) test --locked $(OTHER_CRATES) --lib --bins --tests --examples)
+RUN_TESTS := $(if $(shell $(CARGO) nextest --version 2>/dev/null),$(CARGO) nextest run,\
+  $(CARGO) test --lib --bins --tests --examples)
 SOURCES := $(shell find Cargo.toml Cargo.lock crates python python-mooncake README.md LICENSE \
              -type f -not -path '*/__pycache__/*' -not -path '*/tests/*' -not -name '*.so' 2>/dev/null)
 
@@ -50,15 +53,16 @@ check-lint: .venv/ready # Clippy over every target of every crate, where a warni
 	CARGO_TARGET_DIR=target/lint $(CARGO) clippy --locked $(EVERY_CRATE) -- -D warnings
 
 check-build: # Everything that `check-unit` runs, compiled
-	$(RUN_TESTS) --no-run
-	$(TEST_DECISIONS) --no-run
-	$(TEST_SHIPPED) --no-run
+	$(RUN_TESTS) $(TEST_SHIPPED) --no-run
+	$(RUN_TESTS) $(TEST_FEATURED) --no-run
+	$(CARGO) test $(TEST_FAULTY) --no-run
 
-check-unit: # All tests of the Rust crates, tidy and doc examples among them; then the decisions as shipped, without fault injection
-	$(RUN_TESTS) --no-fail-fast
-	$(CARGO) test --locked -q --workspace --doc
-	$(TEST_DECISIONS)
-	$(TEST_SHIPPED)
+check-unit: # All tests of the Rust crates, tidy and doc examples among them; then the decisions with fault injection
+	$(RUN_TESTS) $(TEST_SHIPPED) --no-fail-fast
+	$(RUN_TESTS) $(TEST_FEATURED) --no-fail-fast
+	$(CARGO) test $(TEST_FAULTY)
+	$(CARGO) test -q $(TEST_SHIPPED) --doc
+	$(CARGO) test -q $(TEST_FEATURED) --doc
 
 check-docs: # Every link in a doc comment leads somewhere
 	CARGO_TARGET_DIR=target/lint RUSTDOCFLAGS='-D warnings' $(CARGO) doc --locked --workspace --exclude tiffin-python --no-deps --document-private-items
@@ -165,12 +169,13 @@ check-release-aarch64: target/aarch64-root/ready # The same, and the wheel and t
 target/aarch64-root/ready: .ci/aarch64-root
 	.ci/aarch64-root $(@D)
 
-# Tests take wheels that are built in a fifth of the time, and notice where numbers overflow.
-dist/.built: PROFILE := dist
-target/wheels/.built: PROFILE := dev
+# Tests take wheels that are built in a fifth of the time, and notice where numbers overflow. Like the Rust tests, these
+# wheels can stop tokio's clock, which nothing in them does: with the same features both use the same compiled crates.
+dist/.built: OPTIMISED := --profile dist
+target/wheels/.built: OPTIMISED := --profile dev $(UNOPTIMISED) --features tokio/test-util
 dist/.built target/wheels/.built: $(SOURCES) .venv/ready
 	@mkdir -p $(@D) && rm -f $(@D)/tiffin-*-abi3-*.whl $(@D)/tiffin_mooncake-*.whl
-	.venv/bin/maturin build --profile $(PROFILE) --locked -m python/Cargo.toml -o $(@D)
+	.venv/bin/maturin build $(OPTIMISED) --locked -m python/Cargo.toml -o $(@D)
 	.venv/bin/pip wheel -q --no-deps --no-build-isolation -w $(@D) ./python-mooncake
 	@touch $@ && ls -l $(@D)/*.whl
 
