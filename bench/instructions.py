@@ -42,8 +42,8 @@ def main() -> int:
         )
         return 0
     counts = {}
-    for package in PACKAGES:
-        counts |= measure(build(options.cargo, package))
+    for executable in build(options.cargo):
+        counts |= measure(executable)
     grown = growth(counts)
     baseline = json.loads(BASELINE.read_text()) if BASELINE.exists() else {}
     compiler = compiler_name()
@@ -58,18 +58,19 @@ def main() -> int:
     return max(grown, compare(baseline[compiler], counts))
 
 
-def build(cargo: str, package: str) -> str:
-    """Build the benchmark, and return its path."""
-    command = [cargo, "bench", "--locked", "-q", "-p", package, "--bench", "instructions", "--no-run"]
+def build(cargo: str) -> list[str]:
+    """Build the benchmarks at once, so that dependencies are compiled once, and return their paths."""
+    packages = [f"--package={it}" for it in PACKAGES]
+    command = [cargo, "bench", "--locked", "-q", *packages, "--bench", "instructions", "--no-run"]
     built = subprocess.run(
         [*command, "--message-format=json"], cwd=ROOT, stdout=subprocess.PIPE, check=True, text=True
     )
     artifacts = map(json.loads, built.stdout.splitlines())
-    return next(
+    return [
         it["executable"]
         for it in artifacts
         if it.get("target", {}).get("name") == "instructions" and it["executable"]
-    )
+    ]
 
 
 def measure(executable: str) -> dict[str, int]:
