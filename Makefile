@@ -31,7 +31,7 @@ SOURCES := $(shell find Cargo.toml Cargo.lock crates python python-mooncake READ
 .PHONY: bench-features soak-features check-features-peer check-torch example
 .PHONY: check-plugins site
 .PHONY: clients conformance docs-mooncake test-ha kernels copy-gpu test-gpu bench-gpu torture-gpu check-page check-alerts check-chart
-.PHONY: check-fmt check-lint check-build check-unit check-docs check-deny check-instructions check-wheel check-python
+.PHONY: check-fmt check-lint check-build check-unit check-docs check-deny check-instructions check-wheel check-python check-drop-in
 
 help: ## List the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | while IFS=$$'\t' read -r target what; do \
@@ -42,7 +42,7 @@ run: ## Build and start a store on loopback (ARGS='--memory 8GiB' adds flags); C
 	@exec target/release/tiffin up $(ARGS)
 
 test: ## Set up and run every check, as the continuous integration does
-	+@bash .ci/parts fmt 'instructions lint docs deny &' build wheel 'unit &' python
+	+@bash .ci/parts fmt 'instructions deny &' wheel 'python &' 'drop-in &' build unit lint docs
 
 check-fmt: .venv/ready # Is everything formatted?
 	$(CARGO) fmt --all --check
@@ -50,7 +50,7 @@ check-fmt: .venv/ready # Is everything formatted?
 
 check-lint: .venv/ready # Clippy over every target of every crate, where a warning is an error; ruff over the Python code
 	.venv/bin/ruff check -q .
-	CARGO_TARGET_DIR=target/lint $(CARGO) clippy --locked $(EVERY_CRATE) -- -D warnings
+	$(CARGO) clippy --locked $(EVERY_CRATE) -- -D warnings
 
 check-build: # Everything that `check-unit` runs, compiled
 	$(RUN_TESTS) $(TEST_SHIPPED) --no-run
@@ -65,7 +65,7 @@ check-unit: # All tests of the Rust crates, tidy and doc examples among them; th
 	$(CARGO) test -q $(TEST_FEATURED) --doc
 
 check-docs: # Every link in a doc comment leads somewhere
-	CARGO_TARGET_DIR=target/lint RUSTDOCFLAGS='-D warnings' $(CARGO) doc --locked --workspace --exclude tiffin-python --no-deps --document-private-items
+	RUSTDOCFLAGS='-D warnings' $(CARGO) doc --locked --workspace --no-deps --document-private-items
 
 check-deny: # Licences, bans, sources, and advisories where their database can be had; `tidy` checks the licences too, for machines without cargo-deny
 	@if $(CARGO) deny --version >/dev/null 2>&1; then \
@@ -78,11 +78,19 @@ check-instructions: # The hot paths take no more instructions than they did; ski
 	@bash bench/instructions-needs.sh
 	$(PYTHON) bench/instructions.py --cargo $(CARGO)
 
-check-wheel: .venv-test/wheels # The wheels can be built, and installed where there is nothing else
-
-check-python: .venv-test/wheels # The installed wheels, and what the documents show
+# The driver for tests of device memory.
+STANDIN := target/debug/libtiffin_gpu_standin.so
+$(STANDIN): $(wildcard crates/gpu-standin/src/*.rs)
 	$(CARGO) build -q --locked -p tiffin-gpu-standin
-	.venv-test/bin/pytest -c python/pyproject.toml --rootdir=. --durations=15 python/tests python-mooncake/tests $(ARGS)
+
+check-wheel: .venv-test/wheels $(STANDIN) # The wheels can be built, and installed where there is nothing else
+
+PYTEST := .venv-test/bin/pytest -c python/pyproject.toml --rootdir=. --durations=15
+check-python: .venv-test/wheels $(STANDIN) # The installed wheel `tiffin`, and what the documents show
+	$(PYTEST) python/tests $(ARGS)
+
+check-drop-in: .venv-test/wheels $(STANDIN) # The installed wheel that owns the package `mooncake`
+	$(PYTEST) python-mooncake/tests $(ARGS)
 
 # These two build nothing and need no network: the machine with the GPU gets a copy of this tree and of the wheels in
 # `dist`. Torch is that of the machine's Python.
