@@ -3,8 +3,11 @@
 import importlib.metadata
 import pathlib
 import re
+import subprocess
+import sys
 import sysconfig
 
+import pytest
 import tiffin
 
 
@@ -44,9 +47,29 @@ def test_messages_name_extras_that_exist():
     folder = pathlib.Path(tiffin.__file__).parent
     code = "".join(path.read_text() for path in folder.rglob("*.py"))
     named = set(re.findall(r"tiffin\[(\w+)\]", code)) | set(
-        re.findall(r'need\(\s*"\w+", "[\w.]+", "(\w+)"', code)
+        re.findall(r'(?:need|missing)\(\s*"[\w.]+", "[\w.]+", "(\w+)"', code)
     )
     assert "numpy" in named and "sglang" in named and named <= extras
+
+
+@pytest.mark.parametrize(
+    ("module", "extra"),
+    [("kv", "numpy"), ("integrations.tokenspeed", "numpy"), ("integrations.vllm", "vllm")],
+)
+def test_import_without_numpy_names_the_extra_of_the_module(module, extra):
+    code = f"import sys; sys.modules['numpy'] = None; import tiffin.{module}"
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    told = ran.stderr.split("ImportError: ")[-1]
+    assert told.endswith(f"needs numpy, which is not installed\n\nhint: `pip install 'tiffin[{extra}]'`\n"), (
+        told
+    )
+
+
+def test_register_without_transfer_queue_names_the_package():
+    code = "from tiffin.integrations import transfer_queue as it; it.register()"
+    hidden = "import sys; sys.modules['transfer_queue'] = None; "
+    ran = subprocess.run([sys.executable, "-c", hidden + code], capture_output=True, text=True, check=False)
+    assert ran.stderr.endswith("which is not installed\n\nhint: `pip install TransferQueue`\n"), ran.stderr
 
 
 def test_no_other_package_is_needed():

@@ -6,10 +6,15 @@ import importlib
 from typing import Any
 
 
-def need(module: str, user: str, extra: str) -> Any:
-    """Import a module for a part of this package, or say how to install it."""
+def need(module: str, user: str, extra: str = "", *, package: str = "") -> Any:
+    """Import a module for a part of this package, or say which extra or package to install."""
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        hint = f"`pip install 'tiffin[{extra}]'`"
-        raise ImportError(f"{user} needs {module}, which is not installed\n\nhint: {hint}") from error
+        raise missing(module, user, extra, package=package) from error
+
+
+def missing(module: str, user: str, extra: str = "", *, package: str = "") -> ImportError:
+    """The error of a part of this package that lacks a module."""
+    what = package or f"'tiffin[{extra}]'"
+    return ImportError(f"{user} needs {module}, which is not installed\n\nhint: `pip install {what}`")

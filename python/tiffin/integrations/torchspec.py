@@ -8,7 +8,6 @@ Trainers call `setup` with a segment of 0; buffers are in host memory.
 
 from __future__ import annotations
 
-import importlib
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -29,7 +28,7 @@ class EagleStore:
     """
 
     def __init__(self, store: Any, *, hard_pin: bool = True) -> None:
-        mooncake = importlib.import_module("mooncake.store")
+        mooncake = need("mooncake.store", "tiffin.integrations.torchspec", package="tiffin-mooncake")
         self._store = store
         self._config = mooncake.ReplicateConfig()
         self._config.with_hard_pin = hard_pin

@@ -12,7 +12,6 @@ stored as its bytes; anything else as TransferQueue's own codec encodes it.
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -135,9 +134,9 @@ class TiffinStorageClient(StorageKVClient):
 
 def register() -> None:
     """Add the backend `TiffinStore` to TransferQueue in this process. It may be called again."""
-    clients = importlib.import_module("transfer_queue.storage.clients.base")
-    managers = importlib.import_module("transfer_queue.storage.managers.base")
-    bootstrap = importlib.import_module("transfer_queue.storage.bootstrap.provider")
+    clients = _transfer_queue("storage.clients.base")
+    managers = _transfer_queue("storage.managers.base")
+    bootstrap = _transfer_queue("storage.bootstrap.provider")
 
     class TiffinStorageManager(managers.KVStorageManager):  # type: ignore[misc, name-defined]
         """TransferQueue's manager for stores of keys and values, with this client."""
@@ -158,7 +157,12 @@ def _torch() -> Any:
 
 
 def _codec() -> Any:
-    return importlib.import_module("transfer_queue.utils.serial_utils")
+    return _transfer_queue("utils.serial_utils")
+
+
+def _transfer_queue(module: str) -> Any:
+    user = "tiffin.integrations.transfer_queue"
+    return need(f"transfer_queue.{module}", user, package="TransferQueue")
 
 
 def _bytes_of(torch: Any, value: Any) -> Any:

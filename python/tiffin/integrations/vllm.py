@@ -25,7 +25,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import tiffin
-from tiffin import kv
+from tiffin._extras import missing
+
+try:
+    from tiffin import kv
+except ImportError as error:
+    # The hint of `tiffin.kv` names numpy alone, with which vLLM would be the next to be missing.
+    raise missing("numpy", "tiffin.integrations.vllm", "vllm") from error
 
 from .vllm_worker import WorkerHalf
 
