@@ -6,13 +6,18 @@ use ratatui::style::{Modifier, Style, Stylize};
 use ratatui::text::{Line, Span, Text};
 use ratatui::widgets::{Block, Cell, Gauge, Paragraph, Row, Sparkline, Table, Tabs, Wrap};
 use serde_json::Value;
+use tiffin_types::units::Count;
 
 use super::rows::{self, TABS, number, percent, text};
 use super::state::State;
 use crate::show;
 
-/// The keys, for the last line and the help.
-const KEYS: &str = "q quit  tab list  ↑↓ row  enter open  s sort  r reverse  ? help";
+/// The keys in the last line: as many as fit.
+const KEYS: [&str; 3] = [
+    "q quit  tab list  ↑↓ row  enter open  s sort  r reverse  ? help",
+    "q quit  tab list  enter open  s sort  ? help",
+    "q quit  ? help",
+];
 const HELP: [&str; 9] = [
     "q, ctrl-c        quit",
     "tab, ←, →, 1-5   another list",
@@ -25,23 +30,36 @@ const HELP: [&str; 9] = [
     "?                this help",
 ];
 
-/// The smallest width of the first column.
+/// The smallest and the largest width that the first column is sure of: in between, a fifth of the terminal.
 const NAME_WIDTH_MIN: u16 = 12;
-/// The smallest width of a column of numbers, with the space before it.
-const NUMBER_WIDTH_MIN: u16 = 11;
+const NAME_WIDTH_MAX: u16 = 30;
+/// The smallest width of a column of numbers, which `1023.9 MiB` fills.
+const NUMBER_WIDTH_MIN: u16 = 10;
+/// The width of the mark of the column by which a list is sorted.
+const MARK_WIDTH: u16 = 2;
+/// The least height in which the outcomes may take more than one line.
+const OUTCOMES_HEIGHT_MIN: u16 = 12;
 
 /// Draws everything.
 pub(super) fn draw(state: &mut State, frame: &mut Frame<'_>) {
     // In a low terminal the list comes first: the outcomes, the keys, the tiers and the names of the lists
     // give way, in this order.
-    let height = frame.area().height;
+    let Rect { height, width, .. } = frame.area();
     let line = |least: u16| Constraint::Length(u16::from(height >= least));
-    let [top, gauges, results, tabs, body, keys] =
-        Layout::vertical([line(4), line(6), line(9), line(5), Constraint::Fill(1), line(7)])
-            .areas(frame.area());
-    frame.render_widget(title(state), top);
+    let outcomes = lines_of(&outcomes(&state.snapshot), width);
+    let results = if height >= OUTCOMES_HEIGHT_MIN { outcomes.len() as u16 } else { u16::from(height >= 9) };
+    let [top, gauges, results, tabs, body, keys] = Layout::vertical([
+        line(4),
+        line(6),
+        Constraint::Length(results),
+        line(5),
+        Constraint::Fill(1),
+        line(7),
+    ])
+    .areas(frame.area());
+    frame.render_widget(title(state, width), top);
     draw_tiers(&state.snapshot, frame, gauges);
-    frame.render_widget(Paragraph::new(outcomes(&state.snapshot)).dim(), results);
+    frame.render_widget(Paragraph::new(Text::from_iter(outcomes)).dim(), results);
     let titles = TABS.iter().enumerate().map(|(at, it)| format!("{} {}", at + 1, it.title));
     frame.render_widget(Tabs::new(titles).select(state.tab).padding(" ", " ").divider(""), tabs);
     if state.is_help {
@@ -49,15 +67,18 @@ pub(super) fn draw(state: &mut State, frame: &mut Frame<'_>) {
             Paragraph::new(Text::from_iter(HELP)).block(Block::bordered().title("keys")),
             body,
         );
-    } else if state.is_open {
+    } else if state.opened.is_some() {
         draw_opened(state, frame, body);
     } else {
         draw_table(state, frame, body);
     }
-    frame.render_widget(Paragraph::new(KEYS).dim(), keys);
+    let [.., fewest] = KEYS;
+    let shown = KEYS.into_iter().find(|it| it.chars().count() <= usize::from(width)).unwrap_or(fewest);
+    frame.render_widget(Paragraph::new(shown).dim(), keys);
 }
 
-fn title(state: &State) -> Paragraph<'static> {
+/// The state, and as many facts as fit.
+fn title(state: &State, width: u16) -> Paragraph<'static> {
     let it = &state.snapshot;
     let is = |name: &str| it[name].as_bool().unwrap_or_default();
     let (word, style) = match (&state.problem, is("leads"), is("ready")) {
@@ -66,36 +87,60 @@ fn title(state: &State) -> Paragraph<'static> {
         (None, _, false) => ("waiting for members".to_owned(), Style::new().yellow()),
         (None, true, true) => ("ready".to_owned(), Style::new().green()),
     };
-    let facts = format!(
-        "  epoch {}  up {}  {} clients  {} operations wait  version {}",
-        number(it, "epoch"),
-        humantime::format_duration(std::time::Duration::from_secs(number(it, "uptime_seconds"))),
-        number(it, "clients"),
-        number(it, "operations_waiting"),
-        text(it, "version")
-    );
+    let up = std::time::Duration::from_secs(number(it, "uptime_seconds"));
+    let facts = [
+        format!("  epoch {}", number(it, "epoch")),
+        format!("  up {}", humantime::format_duration(up)),
+        format!("  {}", Count(number(it, "clients"), "client")),
+        format!("  {} waiting", Count(number(it, "operations_waiting"), "operation")),
+        format!("  version {}", text(it, "version")),
+    ];
+    let mut left = usize::from(width).saturating_sub("tiffin ".len() + word.chars().count());
+    let facts = facts.into_iter().take_while(|it| {
+        let fits = it.chars().count() <= left;
+        left = left.saturating_sub(it.chars().count());
+        fits
+    });
+    let facts: String = facts.collect();
     let spans = vec![Span::from("tiffin ").bold(), Span::styled(word, style), Span::from(facts)];
     Paragraph::new(Line::from(spans))
 }
 
 /// Where lookups found objects, what became of promoted ones, and what was evicted, since the master started.
-fn outcomes(snapshot: &Value) -> String {
+fn outcomes(snapshot: &Value) -> [String; 3] {
     let [lookups, prefetch, evictions] = ["lookups", "prefetch", "evictions"].map(|it| &snapshot[it]);
     let causes = evictions["causes"].as_array().into_iter().flatten();
     let evicted: u64 = causes.map(|it| number(it, "objects")).sum();
-    format!(
-        "lookups {}: memory {}, disk {}, not found {}   promoted {}: used {}, unused {}, late {}   \
-         evicted {evicted}, unread {}",
+    let found = format!(
+        "lookups {}: memory {}, disk {}, not found {}",
         number(lookups, "total"),
         number(lookups, "memory"),
         number(lookups, "disk"),
         number(lookups, "missed"),
+    );
+    let promoted = format!(
+        "promoted {}: used {}, unused {}, late {}",
         number(prefetch, "promoted"),
         number(prefetch, "used"),
         number(prefetch, "unused"),
         number(prefetch, "late"),
-        number(evictions, "unread"),
-    )
+    );
+    [found, promoted, format!("evicted {evicted}, unread {}", number(evictions, "unread"))]
+}
+
+/// Texts side by side, on as few lines as this width allows.
+fn lines_of(texts: &[String], width: u16) -> Vec<String> {
+    let mut lines: Vec<String> = Vec::new();
+    for text in texts {
+        match lines.last_mut() {
+            Some(line) if line.chars().count() + 3 + text.chars().count() <= usize::from(width) => {
+                line.push_str("   ");
+                line.push_str(text);
+            }
+            _ => lines.push(text.clone()),
+        }
+    }
+    lines
 }
 
 fn draw_tiers(snapshot: &Value, frame: &mut Frame<'_>, area: Rect) {
@@ -105,13 +150,9 @@ fn draw_tiers(snapshot: &Value, frame: &mut Frame<'_>, area: Rect) {
     let areas = Layout::horizontal(vec![Constraint::Fill(1); shown.len().max(1)]).spacing(1).split(area);
     for (it, area) in shown.into_iter().zip(areas.iter()) {
         let (used, capacity) = (number(it, "used"), number(it, "capacity"));
-        let label = format!(
-            "{} {} ({} of {})",
-            text(it, "tier"),
-            percent(used, capacity),
-            show::size(used),
-            show::size(capacity)
-        );
+        let short = format!("{} {}", text(it, "tier"), percent(used, capacity));
+        let long = format!("{short} ({} of {})", show::size(used), show::size(capacity));
+        let label = if long.chars().count() <= usize::from(area.width) { long } else { short };
         let ratio = (used as f64 / capacity.max(1) as f64).clamp(0.0, 1.0);
         frame.render_widget(
             Gauge::default().ratio(ratio).label(label).gauge_style(Style::new().blue()),
@@ -144,10 +185,10 @@ fn draw_table(state: &mut State, frame: &mut Frame<'_>, area: Rect) {
             cells.map(|(at, it)| Cell::from(Text::from(it.text.clone()).alignment(alignment(tab, at))));
         Row::new(cells).style(if row.is_bad { Style::new().yellow() } else { Style::new() })
     });
+    // The name takes what the others leave: a number that is cut would be another number.
     let widths = tab.columns.iter().take(columns).enumerate().map(|(at, name)| match width(at, name) {
-        Width::Name => Constraint::Fill(3),
-        Width::Fixed(width) => Constraint::Length(width),
-        Width::Number => Constraint::Fill(1),
+        None => Constraint::Fill(1),
+        Some(width) => Constraint::Length(width),
     });
     let table = Table::new(rows, widths)
         .header(Row::new(head).bold())
@@ -159,31 +200,24 @@ fn draw_table(state: &mut State, frame: &mut Frame<'_>, area: Rect) {
     }
 }
 
-/// The width of a column.
-enum Width {
-    Name,
-    Number,
-    Fixed(u16),
-}
-
-fn width(column: usize, name: &str) -> Width {
-    match (column, name) {
-        (0, _) => Width::Name,
-        (_, "state" | "path" | "quota") => Width::Fixed(16),
-        (_, "tier" | "by" | "fill") => Width::Fixed(8),
-        _ => Width::Number,
-    }
+/// The width of a column; the first takes what the others leave.
+fn width(column: usize, name: &str) -> Option<u16> {
+    Some(match (column, name) {
+        (0, _) => return None,
+        (_, "state" | "path") => 16,
+        (_, "quota") => 19,
+        (_, "tier" | "by" | "fill") => 8,
+        (_, name) => (name.len() as u16 + MARK_WIDTH).max(NUMBER_WIDTH_MIN),
+    })
 }
 
 /// The number of columns, from the left, that can be read in a terminal of this width; at least the first.
 fn columns_that_fit(tab: &rows::Tab, terminal: u16) -> usize {
+    let name_width = (terminal / 5).clamp(NAME_WIDTH_MIN, NAME_WIDTH_MAX);
     let mut left = terminal;
     let fits = |(at, name): &(usize, &&str)| {
-        let needed = match width(*at, name) {
-            Width::Name => NAME_WIDTH_MIN,
-            Width::Number => NUMBER_WIDTH_MIN,
-            Width::Fixed(width) => width + 1,
-        };
+        // One more for the space before a column.
+        let needed = width(*at, name).map_or(name_width, |it| it + 1);
         let fits = needed <= left;
         left = left.saturating_sub(needed);
         fits
@@ -326,7 +360,7 @@ mod tests {
         shows(&mut state, &["pinned by run-7: 2 objects, 100 B"]);
         press(&mut state, KeyCode::Char('3'));
         press(&mut state, KeyCode::Enter);
-        shows(&mut state, &["group g: lag 2, leased 1, 1 consumers"]);
+        shows(&mut state, &["group g: lag 2, leased 1, 1 consumer"]);
         press(&mut state, KeyCode::Char('4'));
         press(&mut state, KeyCode::Enter);
         shows(&mut state, &["rates of the last five minutes", "█"]);
@@ -355,10 +389,73 @@ mod tests {
     }
 
     #[test]
+    fn no_number_and_no_title_is_cut() {
+        // It is shown as `1023.9 MiB`, which no size is longer than.
+        const LONG: u64 = 1_073_637_000;
+        let wide = json!({
+            "nodes": [{"name": "n".repeat(40), "tier": "memory", "state": "not reachable", "used": LONG,
+                       "in_use": LONG, "capacity": LONG, "in_view": LONG, "objects": 1_234_567_890}],
+            "namespaces": [{"name": "n", "objects": 1_234_567_890, "bytes": LONG, "used": LONG,
+                            "quota": LONG, "pinned_bytes": LONG, "samples": 12345, "waiting": 12345}],
+            "operations": [{"operation": "get", "side": "client", "path": "shared_memory",
+                            "per_second": 12345, "bytes_per_second": LONG, "total": 1_234_567_890}],
+        });
+        for (tab, width) in [0, 1, 3].into_iter().flat_map(|tab| (30..130).map(move |width| (tab, width))) {
+            let mut state = State { tab, ..State::new(wide.clone()) };
+            let shown = columns_that_fit(&TABS[tab], width);
+            for _ in 0..TABS[tab].columns.len() {
+                let screen = screen_of(&mut state, width, 15);
+                let mut lines = screen.lines().skip_while(|it| !it.contains(" 1 nodes")).skip(1);
+                let (head, row) = (lines.next().unwrap(), lines.next().unwrap());
+                let list = state.list();
+                let texts = || list.rows[0].cells[1..shown].iter().map(|it| &it.text);
+                for text in texts() {
+                    let wanted = texts().filter(|it| *it == text).count();
+                    assert!(row.matches(text).count() >= wanted, "{width}: {text} is cut\n{screen}");
+                }
+                for title in &TABS[tab].columns[..shown] {
+                    assert!(head.contains(title), "{width}: {title} is cut\n{screen}");
+                }
+                press(&mut state, KeyCode::Char('s'));
+            }
+        }
+    }
+
+    #[test]
+    fn outcomes_and_keys_fit_into_a_small_terminal() {
+        let mut state = State::new(snapshot());
+        for width in [60, 80, 100] {
+            let screen = screen_of(&mut state, width, 15);
+            for text in ["not found 1", "unused 1, late 6", "evicted 8, unread 2", "? help", "2 clients "] {
+                assert!(screen.contains(text), "{width}: {text} is not in\n{screen}");
+            }
+        }
+    }
+
+    #[test]
+    fn opened_row_stays_open_while_the_order_changes() {
+        let node = |name: &str, objects: u64| json!({"name": name, "tier": "memory", "objects": objects});
+        let mut state = State::new(json!({"nodes": [node("a", 1), node("b", 2)]}));
+        // By objects, from the most.
+        (0..7).for_each(|_| _ = press(&mut state, KeyCode::Char('s')));
+        press(&mut state, KeyCode::Enter);
+        shows(&mut state, &["┌b─"]);
+        state.update(json!({"nodes": [node("a", 3), node("b", 2)]}));
+        shows(&mut state, &["┌b─"]);
+        press(&mut state, KeyCode::Up);
+        shows(&mut state, &["┌a─"]);
+        state.update(json!({"nodes": [node("b", 2)]}));
+        assert!(state.opened.is_none(), "the node is gone");
+    }
+
+    #[test]
     fn no_size_of_the_terminal_is_too_small() {
         for tab in 0..TABS.len() {
             for (is_open, is_help) in [(false, false), (true, false), (false, true)] {
-                let mut state = State { tab, is_open, is_help, ..State::new(snapshot()) };
+                let mut state = State { tab, is_help, ..State::new(snapshot()) };
+                if is_open {
+                    press(&mut state, KeyCode::Enter);
+                }
                 for width in (1..=9).chain([16, 24]) {
                     (1..=9).for_each(|height| _ = screen_of(&mut state, width, height));
                 }

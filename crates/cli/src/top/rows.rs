@@ -1,6 +1,7 @@
 //! The lists of `tiffin top`, from a snapshot. All texts are escaped here.
 
 use serde_json::Value;
+use tiffin_types::units::Count;
 
 use crate::{events, show};
 
@@ -64,6 +65,8 @@ pub(super) enum Sorted {
 
 /// A row, and what it shows when it is opened.
 pub(super) struct Row {
+    /// Names the row among those of its list.
+    pub(super) id: String,
     pub(super) cells: Vec<Cell>,
     pub(super) inner: Vec<String>,
     /// The history of an operation, per second.
@@ -131,7 +134,7 @@ fn sized(value: u64) -> Cell {
 fn holders(value: &Value) -> Vec<String> {
     let holder = |it: &Value| {
         let (kept, by, objects) = (text(it, "kept"), text(it, "by"), number(it, "objects"));
-        format!("{kept} by {by}: {objects} objects, {}", show::size(number(it, "bytes")))
+        format!("{kept} by {by}: {}, {}", Count(objects, "object"), show::size(number(it, "bytes")))
     };
     value["holders"].as_array().into_iter().flatten().map(holder).collect()
 }
@@ -142,10 +145,10 @@ fn node(it: &Value) -> Row {
     let fill = Cell { text: percent(used, capacity), value: Sorted::Number(fill) };
     let transfer = |it: &Value| {
         format!(
-            "{} through {}: {} transfers, {}, p50 {}, p99 {}",
+            "{} through {}: {}, {}, p50 {}, p99 {}",
             text(it, "operation"),
             text(it, "path"),
-            number(it, "count"),
+            Count(number(it, "count"), "transfer"),
             show::size(number(it, "bytes")),
             latency(it["p50_us"].as_u64()),
             latency(it["p99_us"].as_u64())
@@ -154,18 +157,19 @@ fn node(it: &Value) -> Row {
     let mut inner = vec![
         format!("host {}, address {}", text(it, "host"), text(it, "address")),
         format!(
-            "free {}, reserved {}, in view {}, metadata {}, {} pending removals",
+            "free {}, reserved {}, in view {}, metadata {}, {}",
             show::size(number(it, "free")),
             show::size(number(it, "reserved")),
             show::size(number(it, "in_view")),
             show::size(number(it, "metadata")),
-            number(it, "owed")
+            Count(number(it, "owed"), "pending removal")
         ),
     ];
     inner.extend(it["transfers"].as_array().into_iter().flatten().map(transfer));
     inner.extend(holders(it));
     let state = text(it, "state");
     Row {
+        id: format!("{} {}", text(it, "tier"), text(it, "name")),
         is_bad: state != "ok",
         cells: vec![
             named(text(it, "name")),
@@ -193,18 +197,20 @@ fn namespace(it: &Value) -> Row {
     let owner = |it: &Value| {
         let owner = text(it, "owner");
         let owner = if owner.is_empty() { "no owner".to_owned() } else { owner };
-        format!("pinned by {owner}: {} objects, {}", number(it, "objects"), show::size(number(it, "bytes")))
+        let objects = Count(number(it, "objects"), "object");
+        format!("pinned by {owner}: {objects}, {}", show::size(number(it, "bytes")))
     };
     let mut inner: Vec<_> = it["owners"].as_array().into_iter().flatten().map(owner).collect();
     inner.extend(holders(it));
     inner.push(format!(
-        "{} samples, {} leased, {} expired, the oldest {} s old",
-        number(it, "samples"),
+        "{}, {} leased, {} expired, the oldest {} s old",
+        Count(number(it, "samples"), "sample"),
         number(it, "samples_leased"),
         number(it, "samples_expired"),
         number(it, "sample_age_ms") / 1000
     ));
     Row {
+        id: text(it, "name"),
         is_bad: number(it, "waiting") > 0,
         cells: vec![
             named(text(it, "name")),
@@ -234,7 +240,8 @@ fn stream(it: &Value) -> Row {
     let group = |it: &Value| {
         let (lag, leased, acked) = (number(it, "lag"), number(it, "leased"), number(it, "acked"));
         let (name, consumers) = (text(it, "group"), number(it, "consumers"));
-        format!("group {name}: lag {lag}, leased {leased}, {consumers} consumers, {acked} acknowledged")
+        let consumers = Count(consumers, "consumer");
+        format!("group {name}: lag {lag}, leased {leased}, {consumers}, {acked} acknowledged")
     };
     let mut inner = vec![format!(
         "{} put, {} consumed in this epoch {failure}",
@@ -243,6 +250,7 @@ fn stream(it: &Value) -> Row {
     )];
     inner.extend(groups().map(group));
     Row {
+        id: format!("{} {}", text(it, "namespace"), text(it, "name")),
         is_bad: matches!(state, "failed" | "puts wait"),
         cells: vec![
             named(text(it, "name")),
@@ -268,6 +276,7 @@ fn operation(it: &Value) -> Row {
     let text_of_rate = if rate > 0.0 && rate < 10.0 { format!("{rate:.1}") } else { format!("{rate:.0}") };
     let rates = it["rates"].as_array().into_iter().flatten();
     Row {
+        id: ["operation", "side", "path"].map(|name| text(it, name)).join(" "),
         is_bad: false,
         cells: vec![
             named(text(it, "operation")),
@@ -286,6 +295,7 @@ fn operation(it: &Value) -> Row {
 
 fn event(it: &Value) -> Row {
     Row {
+        id: number(it, "number").to_string(),
         is_bad: text(it, "level") != "info",
         cells: vec![Cell { text: events::line(it), value: Sorted::Number(number(it, "number")) }],
         inner: vec![text(it, "subject"), text(it, "text")],

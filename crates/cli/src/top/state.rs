@@ -21,7 +21,8 @@ pub(super) struct State {
     pub(super) tab: usize,
     /// The column by which each list is sorted, and whether the order is reversed.
     pub(super) order: [(usize, bool); rows::TABS.len()],
-    pub(super) is_open: bool,
+    /// The row that is open, by its name: the order may change while it is read.
+    pub(super) opened: Option<String>,
     pub(super) is_help: bool,
     pub(super) table: TableState,
 }
@@ -30,7 +31,7 @@ impl State {
     pub(super) fn new(snapshot: Value) -> Self {
         let order = rows::TABS.map(|it| (it.sorted_by, it.largest_first));
         let table = TableState::default().with_selected(Some(0));
-        Self { snapshot, problem: None, tab: 0, order, is_open: false, is_help: false, table }
+        Self { snapshot, problem: None, tab: 0, order, opened: None, is_help: false, table }
     }
 
     /// A new snapshot has arrived.
@@ -67,8 +68,8 @@ impl State {
         let count = self.list().rows.len();
         match key.code {
             KeyCode::Char('q') => return Flow::Quit,
-            KeyCode::Esc | KeyCode::Backspace if self.is_open || self.is_help => {
-                (self.is_open, self.is_help) = (false, false);
+            KeyCode::Esc | KeyCode::Backspace if self.opened.is_some() || self.is_help => {
+                (self.opened, self.is_help) = (None, false);
             }
             KeyCode::Esc => return Flow::Quit,
             KeyCode::Char('?' | 'h') => self.is_help = !self.is_help,
@@ -86,7 +87,8 @@ impl State {
             KeyCode::Up | KeyCode::Char('k') => self.select(self.selected().saturating_sub(1), count),
             KeyCode::Home | KeyCode::Char('g') => self.select(0, count),
             KeyCode::End | KeyCode::Char('G') => self.select(count, count),
-            KeyCode::Enter => self.is_open = !self.is_open && count > 0,
+            KeyCode::Enter if self.opened.is_some() => self.opened = None,
+            KeyCode::Enter => self.opened = self.selected_id(),
             KeyCode::Char('s') => self.sort_by_next(),
             KeyCode::Char('r') => {
                 if let Some((_, is_reversed)) = self.order.get_mut(self.tab) {
@@ -103,18 +105,28 @@ impl State {
     }
 
     fn go_to(&mut self, tab: usize) {
-        (self.tab, self.is_open, self.is_help) = (tab, false, false);
+        (self.tab, self.opened, self.is_help) = (tab, None, false);
         self.table.select(Some(0));
     }
 
     fn select(&mut self, row: usize, count: usize) {
         self.table.select(Some(row.min(count.saturating_sub(1))));
+        if self.opened.is_some() {
+            self.opened = self.selected_id();
+        }
+    }
+
+    fn selected_id(&self) -> Option<String> {
+        self.list().rows.into_iter().nth(self.selected()).map(|it| it.id)
     }
 
     fn keep_selection(&mut self) {
-        let count = self.list().rows.len();
-        self.select(self.selected(), count);
-        self.is_open &= count > 0;
+        let rows = self.list().rows;
+        let place = self.opened.as_ref().and_then(|id| rows.iter().position(|it| it.id == *id));
+        if place.is_none() {
+            self.opened = None;
+        }
+        self.select(place.unwrap_or(self.selected()), rows.len());
     }
 
     fn sort_by_next(&mut self) {
