@@ -17,6 +17,8 @@ from pathlib import Path
 
 from tiffin import connect
 
+#: A long name must not push numbers out of the picture of a phone.
+NAME = "storage-17.rack-3.example.com"
 TOKEN = "a-long-random-secret-of-this-test"
 HOSTILE = "<img src=x onerror=document.title='taken'>"
 #: Ends a step that hangs, in seconds. No result depends on it.
@@ -151,7 +153,7 @@ class Server:
     def __init__(self, tiffin: list[str], temporary: str) -> None:
         """Start it."""
         self.environment = {**os.environ, "TIFFIN_TOKEN": TOKEN, "XDG_STATE_HOME": temporary}
-        self._command = [*tiffin, "up", "--json", "--name", "left", "--memory", "64MiB"]
+        self._command = [*tiffin, "up", "--json", "--name", NAME, "--memory", "64MiB"]
         self._command += ["--ssd", f"path={temporary}/disk,size=256MiB"]
         self.master, self.http = "127.0.0.1:0", "127.0.0.1:0"
         self._start()
