@@ -118,14 +118,22 @@ impl Client {
             Ok(busy) => {
                 let began = Instant::now();
                 let views = busy.run(view(&self.inner, parts, deadline)).await;
-                // Those that cannot be viewed in place are copied: a get measures its path.
-                let is_borrowed = |it: &Result<View, Error>| it.as_ref().is_ok_and(View::is_borrowed);
-                let path = if views.iter().all(is_borrowed) { Path::SharedMemory } else { Path::Tcp };
-                self.inner.measured.measures.record(Operation::View, path, began.elapsed(), 0);
+                self.inner.measured.measures.record(Operation::View, path_of(&views), began.elapsed(), 0);
                 views
             }
             Err(error) => batch::all(parts.len(), &error),
         }
+    }
+}
+
+/// How the objects of a call were reached. Those that cannot be viewed in place are copied: a get measures its
+/// path. A call that found none has only asked the master.
+fn path_of(views: &[Result<View, Error>]) -> Path {
+    let found = || views.iter().flatten();
+    match (found().count(), found().all(View::is_borrowed)) {
+        (0, _) => Path::Master,
+        (_, true) => Path::SharedMemory,
+        (_, false) => Path::Tcp,
     }
 }
 
