@@ -15,21 +15,27 @@ use super::{ConfigError, LISTEN_DEFAULT, fixed};
 pub struct EtcdArgs {
     /// The CAs of etcd's certificates, in PEM format. With it, etcd is reached with TLS 1.3 only. It is not
     /// `tls_ca`, because etcd usually has a CA of its own. Default: none.
-    #[arg(long, env = "TIFFIN_ETCD_CA", value_name = "FILE", global = true)]
+    #[arg(long, env = "TIFFIN_ETCD_CA", value_name = "FILE", global = true, hide_short_help = true)]
     pub etcd_ca: Option<PathBuf>,
 
     /// The certificate that etcd is shown, in PEM format; for an etcd with `--client-cert-auth`. Default:
     /// none.
-    #[arg(long, env = "TIFFIN_ETCD_CERT", value_name = "FILE", global = true)]
+    #[arg(long, env = "TIFFIN_ETCD_CERT", value_name = "FILE", global = true, hide_short_help = true)]
     pub etcd_cert: Option<PathBuf>,
 
     /// The private key of `etcd_cert`, in PEM format. Default: none.
-    #[arg(long, env = "TIFFIN_ETCD_KEY", value_name = "FILE", global = true)]
+    #[arg(long, env = "TIFFIN_ETCD_KEY", value_name = "FILE", global = true, hide_short_help = true)]
     pub etcd_key: Option<PathBuf>,
 
     /// A file that contains user and password, as `NAME:PASSWORD`; for an etcd with `auth enable`. Default:
     /// none.
-    #[arg(long, env = "TIFFIN_ETCD_CREDENTIALS_FILE", value_name = "FILE", global = true)]
+    #[arg(
+        long,
+        env = "TIFFIN_ETCD_CREDENTIALS_FILE",
+        value_name = "FILE",
+        global = true,
+        hide_short_help = true
+    )]
     pub etcd_credentials_file: Option<PathBuf>,
 }
 

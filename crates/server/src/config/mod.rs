@@ -95,7 +95,7 @@ pub struct CommonArgs {
 
     /// The tokens that a server accepts, each with rights, namespaces and expiry, as written by
     /// `tiffin token`. It is read again when it changes. Default: none.
-    #[arg(long, env = "TIFFIN_ACCESS_FILE", value_name = "FILE", global = true)]
+    #[arg(long, env = "TIFFIN_ACCESS_FILE", value_name = "FILE", global = true, hide_short_help = true)]
     pub access_file: Option<PathBuf>,
 
     /// The TLS files.
@@ -115,13 +115,13 @@ pub struct CommonArgs {
     pub log_level: Option<String>,
 
     /// The format of a log line. Default: `text`.
-    #[arg(long, env = "TIFFIN_LOG_FORMAT", value_name = "FORMAT", global = true)]
+    #[arg(long, env = "TIFFIN_LOG_FORMAT", value_name = "FORMAT", global = true, hide_short_help = true)]
     pub log_format: Option<LogFormat>,
 
     /// The collector that receives a server's spans by OTLP over HTTP, such as `http://127.0.0.1:4318`; `off`
     /// for none.
     /// Default: `OTEL_EXPORTER_OTLP_TRACES_ENDPOINT` or `OTEL_EXPORTER_OTLP_ENDPOINT`, else none.
-    #[arg(long, env = "TIFFIN_TRACE_ENDPOINT", value_name = "URL", global = true)]
+    #[arg(long, env = "TIFFIN_TRACE_ENDPOINT", value_name = "URL", global = true, hide_short_help = true)]
     pub trace_endpoint: Option<String>,
 
     /// Not a setting of Tiffin: the default of `trace_endpoint`.

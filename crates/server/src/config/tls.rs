@@ -15,21 +15,21 @@ pub struct TlsArgs {
     /// The certificate that this process shows, in PEM format. A server with one accepts only TLS 1.3 on its
     /// TCP sockets and pages; a client shows it to servers that ask. `tiffin certs create` makes such files,
     /// and they are read again when they change. Default: none.
-    #[arg(long, env = "TIFFIN_TLS_CERT", value_name = "FILE", global = true)]
+    #[arg(long, env = "TIFFIN_TLS_CERT", value_name = "FILE", global = true, hide_short_help = true)]
     pub tls_cert: Option<PathBuf>,
 
     /// The private key of `tls_cert`, in PEM format. Default: none.
-    #[arg(long, env = "TIFFIN_TLS_KEY", value_name = "FILE", global = true)]
+    #[arg(long, env = "TIFFIN_TLS_KEY", value_name = "FILE", global = true, hide_short_help = true)]
     pub tls_key: Option<PathBuf>,
 
     /// The CAs of servers, in PEM format. A client or node with one connects by TCP with TLS only, and to
     /// servers only whose certificate is signed by one of the CAs and names the host. Default: none.
-    #[arg(long, env = "TIFFIN_TLS_CA", value_name = "FILE", global = true)]
+    #[arg(long, env = "TIFFIN_TLS_CA", value_name = "FILE", global = true, hide_short_help = true)]
     pub tls_ca: Option<PathBuf>,
 
     /// The CAs of clients and nodes, in PEM format. A server with one accepts only clients that show a
     /// certificate; `/health` needs none. Default: none.
-    #[arg(long, env = "TIFFIN_TLS_CLIENT_CA", value_name = "FILE", global = true)]
+    #[arg(long, env = "TIFFIN_TLS_CLIENT_CA", value_name = "FILE", global = true, hide_short_help = true)]
     pub tls_client_ca: Option<PathBuf>,
 }
 
