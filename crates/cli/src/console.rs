@@ -59,6 +59,7 @@ impl Failure {
     /// A file that could not be read or written.
     pub(crate) fn file(what: &str, path: &std::path::Path, error: &io::Error) -> Self {
         let hint = match error.kind() {
+            io::ErrorKind::NotFound if what.starts_with("create") => "check the path",
             io::ErrorKind::NotFound => "check the path; folders are not created",
             io::ErrorKind::PermissionDenied => "choose a path that you may use, or change its permissions",
             io::ErrorKind::IsADirectory => "name a file, not a folder",

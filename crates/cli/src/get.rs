@@ -8,7 +8,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Component, Path, PathBuf};
 
 use serde_json::Value;
-use tiffin_client::{Generation, Part, ResolveOptions, View};
+use tiffin_client::{Error, Generation, Part, ResolveOptions, View};
 use tiffin_server::config::{ClientArgs, size};
 use tiffin_types::Key;
 
@@ -68,7 +68,7 @@ pub(crate) async fn run(get: Get, context: &Context, console: &mut Console) -> R
     for (key, file) in wanted {
         let part = Part { key: key.clone(), range: get.range.clone() };
         let view = match store.client.view_parts(&[part], store.deadline()).await.pop() {
-            Some(view) => view.map_err(|error| store.explain(&error))?,
+            Some(view) => view.map_err(|error| explain(&key, &error, &store))?,
             None => return Err(Failure::new("internal", "the get has no outcome")),
         };
         let bytes = view.bytes().map_err(|error| store.explain(&error))?;
@@ -82,6 +82,18 @@ pub(crate) async fn run(get: Get, context: &Context, console: &mut Console) -> R
     }
     store.close().await;
     Ok(STATUS_OK)
+}
+
+/// Explains an error of a get. The length of an object is shown by another command.
+fn explain(key: &Key, error: &Error, store: &StoreClient) -> Failure {
+    let failure = store.explain(error);
+    match error {
+        Error::OutOfRange { .. } => {
+            let advice = format!("`tiffin stat '{}'` shows how many bytes it has", show::key(key.as_bytes()));
+            Failure { hint: Some(advice), ..failure }
+        }
+        _ => failure,
+    }
 }
 
 /// The time until the value expires, if it has a TTL and has not been replaced since.
@@ -120,6 +132,7 @@ fn path_of(key: &Key) -> Result<PathBuf, Failure> {
 fn write_file(bytes: &[u8], path: &Path, makes_folders: bool, console: &mut Console) -> Result<(), Failure> {
     let fail = |error| Failure::file("write", path, &error);
     if let Some(folder) = path.parent().filter(|_| makes_folders) {
+        let fail = |error| Failure::file("create the folder", folder, &error);
         std::fs::create_dir_all(folder).map_err(fail)?;
     }
     let mut file = File::create(path).map_err(fail)?;

@@ -42,6 +42,7 @@ mod up;
 mod why;
 
 use std::ffi::OsString;
+use std::num::{IntErrorKind, ParseIntError};
 
 use clap::error::{ContextKind, ErrorKind};
 use clap::{CommandFactory, Parser, Subcommand};
@@ -257,9 +258,22 @@ fn explain(error: &clap::Error, args: &[OsString], console: &mut Console) -> Res
     let advice = advice.replace("For more information, try '--help'.", "").replace("  tip: ", "");
     let parts = advice.split("\n\n").map(|part| part.trim().trim_start_matches("hint: "));
     let parts = parts.filter(|part| !part.is_empty());
-    let hint = parts.chain(["see `--help`"]).collect::<Vec<_>>().join("; ").replace("Usage:", "usage:");
+    let parts = parts.map(|part| if part.starts_with("Usage:") { usage_line(args) } else { part.to_owned() });
+    let hint = parts.chain(["see `--help`".to_owned()]).collect::<Vec<_>>().join("; ");
     let message = own_message(error).unwrap_or_else(|| message.to_owned());
     Err(usage(message, hint))
+}
+
+/// The usage of the command that the arguments name. That of clap's errors lists every flag whose environment
+/// variable is set.
+fn usage_line(args: &[OsString]) -> String {
+    let mut command = Cli::command();
+    command.build();
+    let mut found = &command;
+    for name in args.iter().skip(1).filter_map(|arg| arg.to_str()) {
+        found = found.find_subcommand(name).unwrap_or(found);
+    }
+    found.clone().render_usage().to_string().replace("Usage:", "usage:")
 }
 
 fn usage(message: String, hint: String) -> Failure {
@@ -289,10 +303,17 @@ fn takes_value(command: &clap::Command, flag: &str) -> bool {
     command.get_arguments().any(is_it) || command.get_subcommands().any(|it| takes_value(it, flag))
 }
 
-/// The message of our own value parsers, which names the value, with the flag before it.
+/// The message of our own value parsers, which names the value, with the flag before it. That of the standard
+/// library for a number does not say what is wanted.
 fn own_message(error: &clap::Error) -> Option<String> {
-    let source = std::error::Error::source(error)?.to_string();
-    let (message, _) = source.split_once("\n\nhint: ")?;
+    let source = std::error::Error::source(error)?;
     let flag = error.get(ContextKind::InvalidArg)?.to_string();
+    let not_a_number = source.downcast_ref::<ParseIntError>().map(ParseIntError::kind);
+    if let Some(IntErrorKind::InvalidDigit | IntErrorKind::Empty) = not_a_number {
+        let value = error.get(ContextKind::InvalidValue)?;
+        return Some(format!("{flag}: `{value}` is not a whole number"));
+    }
+    let source = source.to_string();
+    let (message, _) = source.split_once("\n\nhint: ")?;
     Some(format!("{flag}: {message}"))
 }

@@ -19,10 +19,15 @@ use crate::store_client::{StoreClient, key};
 #[derive(Debug, clap::Args)]
 pub(crate) struct Ls {
     /// Only keys with this prefix.
+    #[arg(value_name = "PREFIX")]
+    start: Option<OsString>,
+
+    /// The same as PREFIX, as `tiffin rm` and `tiffin put` name it.
+    #[arg(long, conflicts_with = "start", value_name = "TEXT")]
     prefix: Option<OsString>,
 
     /// Only keys that match this regular expression.
-    #[arg(long, conflicts_with = "prefix", value_name = "REGEX")]
+    #[arg(long, conflicts_with_all = ["start", "prefix"], value_name = "REGEX")]
     regex: Option<String>,
 
     /// Maximum number of keys. If there are more, a note names the key to go on with.
@@ -39,7 +44,7 @@ pub(crate) struct Ls {
 
 /// Requests all pages, and writes them in order.
 pub(crate) async fn run(ls: Ls, context: &Context, console: &mut Console) -> Result<i32, Failure> {
-    let pattern = match (ls.prefix, ls.regex) {
+    let pattern = match (ls.start.or(ls.prefix), ls.regex) {
         (_, Some(regex)) => Pattern::Regex(regex),
         (Some(prefix), None) => Pattern::Prefix(prefix.into_vec()),
         (None, None) => Pattern::All,

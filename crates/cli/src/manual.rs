@@ -39,7 +39,7 @@ pub(crate) fn run_completions(completions: &Completions, console: &mut Console) 
 /// Writes the pages, and names the folder.
 pub(crate) fn run_manual(manual: &Manual, console: &mut Console) -> Result<i32, Failure> {
     let folder = &manual.folder;
-    std::fs::create_dir_all(folder).map_err(|error| Failure::file("make", folder, &error))?;
+    std::fs::create_dir_all(folder).map_err(|error| Failure::file("create the folder", folder, &error))?;
     let mut command = visible(Cli::command());
     command.build();
     let count = write_pages(&command, "tiffin", folder)?;

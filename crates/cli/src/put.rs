@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::ffi::OsString;
+use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -13,7 +14,7 @@ use tiffin_types::message::{OnExists, PutOptions};
 use tiffin_types::{Key, TTL_MS_MAX};
 
 use crate::Context;
-use crate::console::{Console, Failure, STATUS_OK};
+use crate::console::{Console, Failure, STATUS_OK, STATUS_USAGE};
 use crate::input::Input;
 use crate::show;
 use crate::store_client::{StoreClient, key};
@@ -29,9 +30,13 @@ pub(crate) struct Put {
     #[arg(conflicts_with = "value")]
     file: Option<PathBuf>,
 
+    /// Further files, as in `put *.bin`: the command says how to store them.
+    #[arg(hide = true)]
+    more: Vec<PathBuf>,
+
     /// Several files, each under its name without the folder, one after the other. The first failure ends
     /// the command.
-    #[arg(long, num_args = 1.., value_name = "FILE", conflicts_with_all = ["key", "file", "value"])]
+    #[arg(long, num_args = 1.., value_name = "FILE", conflicts_with = "value")]
     files: Vec<PathBuf>,
 
     /// With `--files`: what the keys start with, before the names.
@@ -85,6 +90,19 @@ enum IfExists {
 
 /// Stores the values, and reports the results.
 pub(crate) async fn run(put: Put, context: &Context, console: &mut Console) -> Result<i32, Failure> {
+    if let Some(text) = put.key.as_ref().filter(|_| !put.files.is_empty()) {
+        let text = show::key(text.as_bytes());
+        let failure = Failure::new("usage", format!("`{text}` is given beside `--files`"));
+        let advice = "put the names of all files after `--files`, and what their keys start with after \
+                      `--prefix`; `tiffin put KEY FILE` stores one file under a key";
+        return Err(Failure { status: STATUS_USAGE, ..failure.hint(advice) });
+    }
+    if let Some(third) = put.more.first() {
+        let failure = Failure::new("usage", format!("`{}` is one file too many", third.display()));
+        let advice = "`tiffin put KEY FILE` stores one file under a key; `tiffin put --files FILE...` stores \
+                      several under their names";
+        return Err(Failure { status: STATUS_USAGE, ..failure.hint(advice) });
+    }
     let inputs = match put.key {
         Some(text) => vec![(key(&text)?, Input::choose(put.value, put.file))],
         None => named_files(put.files, put.prefix.unwrap_or_default())?,

@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
 
 use serde_json::json;
-use tiffin_client::{DeleteOptions, Error, Key, ListItem, ResolveOptions};
+use tiffin_client::{DeleteOptions, Error, Key, ListItem, ListOptions, ResolveOptions};
 use tiffin_server::config::ClientArgs;
 use tiffin_types::message::Pattern;
 use tiffin_types::units::{Count, Size};
@@ -82,6 +82,10 @@ pub(crate) async fn run(rm: Rm, context: &Context, console: &mut Console) -> Res
             let outcomes = store.client.delete(&keys, options, store.deadline()).await;
             let count = |wanted| outcomes.iter().filter(|it| **it == Ok(wanted)).count() as u64;
             let failed = outcomes.iter().find_map(|it| it.as_ref().err());
+            let absent = keys.iter().zip(&outcomes).filter(|(_, it)| **it == Ok(false));
+            if let [(key, _)] = absent.collect::<Vec<_>>()[..] {
+                note_prefix(key, &store, console).await;
+            }
             (count(true), count(false), failed.map(|error| store.explain(error)))
         }
     };
@@ -119,6 +123,22 @@ async fn may_remove(store: &StoreClient, pattern: Pattern, console: &mut Console
     }
 }
 
+/// A single absent key may be meant as a prefix, which `ls` takes by position.
+async fn note_prefix(key: &Key, store: &StoreClient, console: &mut Console) {
+    if console.json {
+        return;
+    }
+    let options = ListOptions { limit: Some(1), ..ListOptions::default() };
+    let pattern = Pattern::Prefix(key.as_bytes().to_vec());
+    // The command has succeeded; a list that fails is no reason to say otherwise.
+    let listed = store.client.list_with(pattern, &options, store.deadline()).await.unwrap_or_default();
+    if !listed.is_empty() {
+        let key = show::key(key.as_bytes());
+        console
+            .note(format!("`{key}` is no object, but keys begin with it: `--prefix '{key}'` removes these"));
+    }
+}
+
 /// Lists the objects that would be removed. Nothing keeps others from being put or removed meanwhile.
 async fn dry_run(
     keys: &[Key],
@@ -148,6 +168,9 @@ async fn dry_run(
         }
     };
     ls::write(&items, console)?;
+    if let ([], [key]) = (&items[..], keys) {
+        note_prefix(key, store, console).await;
+    }
     let (count, bytes) = (items.len() as u64, items.iter().map(|it| it.len).sum());
     console.note(format!("would remove {}, {}; nothing was removed", Count(count, "object"), Size(bytes)));
     Ok(())

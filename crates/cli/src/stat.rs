@@ -12,12 +12,14 @@ use tiffin_types::message::NamedStream;
 use tiffin_types::units::Count;
 
 use crate::Context;
-use crate::console::{Console, Failure, STATUS_OK};
+use crate::console::{Console, Failure, STATUS_OK, STATUS_USAGE};
 use crate::show::{self, Table};
 use crate::store_client::{StoreClient, key};
 
 /// Clears a terminal and moves to its first line.
 const CLEAR: &str = "\x1b[2J\x1b[H";
+/// The time of `--watch` without a value.
+const WATCH_PAUSE: &str = "2s";
 /// The minimum of `--watch`.
 const WATCH_PAUSE_MIN: Duration = Duration::from_millis(100);
 
@@ -28,10 +30,10 @@ pub(crate) struct Stat {
     /// The object to describe.
     key: Option<OsString>,
 
-    /// Describes it again after this time, until it is interrupted.
-    #[arg(long, value_name = "TIME", num_args = 0..=1, require_equals = true, default_missing_value = "2s")]
-    #[arg(value_parser = config::duration)]
-    watch: Option<Duration>,
+    /// Describes it again after this time, until it is interrupted: for example `--watch 10s`. Without a
+    /// time: every two seconds.
+    #[arg(long, value_name = "TIME", num_args = 0..=1, default_missing_value = WATCH_PAUSE)]
+    watch: Option<OsString>,
 
     #[command(flatten)]
     client: ClientArgs,
@@ -39,10 +41,11 @@ pub(crate) struct Stat {
 
 /// Asks the master, and connects to every live node.
 pub(crate) async fn run(stat: Stat, context: &Context, console: &mut Console) -> Result<i32, Failure> {
-    let key = stat.key.map(|text| key(&text)).transpose()?;
+    let (key, watch) = key_and_pause(stat.key, stat.watch)?;
+    let key = key.map(|text| self::key(&text)).transpose()?;
     let store = StoreClient::connect(stat.client, context).await?;
     // A terminal is cleared when the next answer is there, not before.
-    let clears = stat.watch.is_some() && !console.json && std::io::stdout().is_terminal();
+    let clears = watch.is_some() && !console.json && std::io::stdout().is_terminal();
     let clear = if clears { CLEAR } else { "" };
     let mut is_first = true;
     loop {
@@ -52,18 +55,44 @@ pub(crate) async fn run(stat: Stat, context: &Context, console: &mut Console) ->
         };
         match described {
             // A master that restarts comes back.
-            Err(failure) if stat.watch.is_some() && !is_first && failure.may_pass() => {
+            Err(failure) if watch.is_some() && !is_first && failure.may_pass() => {
                 console.fail(&failure);
             }
             described => described?,
         }
         is_first = false;
         console.flush()?;
-        let Some(pause) = stat.watch else { break };
+        let Some(pause) = watch else { break };
         tokio::time::sleep(pause.max(WATCH_PAUSE_MIN)).await;
     }
     store.close().await;
     Ok(STATUS_OK)
+}
+
+/// The key and the pause of `--watch`. What follows `--watch` is a time, or the key if it is none.
+fn key_and_pause(
+    key: Option<OsString>,
+    watch: Option<OsString>,
+) -> Result<(Option<OsString>, Option<Duration>), Failure> {
+    let Some(given) = watch else { return Ok((key, None)) };
+    let text = given.to_string_lossy().into_owned();
+    // Like `watch -n 1`: a number without a unit is one of seconds.
+    let seconds = text.parse::<f64>().ok().and_then(|it| Duration::try_from_secs_f64(it).ok());
+    match seconds.map_or_else(|| config::duration(&text), Ok) {
+        Ok(pause) => Ok((key, Some(pause))),
+        Err(_) if key.is_none() && !looks_like_time(&text) => {
+            Ok((Some(given), config::duration(WATCH_PAUSE).ok()))
+        }
+        Err(error) => {
+            let failure = Failure::new("usage", format!("--watch: {error}"));
+            Err(Failure { status: STATUS_USAGE, ..failure })
+        }
+    }
+}
+
+/// Whether a text that is no time was probably meant as one.
+fn looks_like_time(text: &str) -> bool {
+    text.starts_with(|first: char| first.is_ascii_digit() || first == '-' || first == '.')
 }
 
 async fn object(key: &Key, store: &StoreClient, clear: &str, console: &mut Console) -> Result<(), Failure> {
@@ -227,9 +256,10 @@ fn copies(stat: &Cluster) -> Option<String> {
 
 /// Counts of disk operations, if any.
 fn disks(stat: &Cluster) -> Table {
-    let mut table = Table::new(&["disks", "count"]);
-    for (_, what, count) in stat.tier.named().into_iter().filter(|it| it.2 > 0) {
-        table.row([what.to_owned(), count.to_string()]);
+    let mut table = Table::new(&["disks", "total"]);
+    for (name, what, count) in stat.tier.named().into_iter().filter(|it| it.2 > 0) {
+        let total = if name.ends_with("_bytes") { show::size(count) } else { count.to_string() };
+        table.row([what.to_owned(), total]);
     }
     table
 }

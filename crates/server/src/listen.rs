@@ -191,9 +191,10 @@ impl Door {
             Role::Client | Role::Lane if !hello.client.may_be_chosen() => {
                 refuse(Reason::Invalid, RESERVED_ID)
             }
-            Role::Client | Role::Lane if hello.namespace.is_empty() => {
-                refuse(Reason::Invalid, "the name of the namespace is empty")
-            }
+            Role::Client | Role::Lane if hello.namespace.is_empty() => refuse(
+                Reason::Invalid,
+                "the name of the namespace is empty\n\nhint: leave it out for the namespace `default`",
+            ),
             Role::Client | Role::Lane if hello.namespace.len() > NAMESPACE_BYTES_MAX => {
                 let (len, most) = (hello.namespace.len(), NAMESPACE_BYTES_MAX);
                 refuse(

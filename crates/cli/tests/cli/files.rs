@@ -49,8 +49,12 @@ fn files_of_one_name_are_refused() {
     let error = store.run(["put", "--json", "--files", &one, "/"]).error();
     assert!(error["message"].as_str().unwrap().contains("no file name"), "{error}");
     assert_eq!(store.run(["ls"]).text(), "");
+    // One key for several files, or their prefix? The command does not guess.
     let mixed = store.run(["put", "key", "--files", &one]);
     assert_eq!(mixed.status, Some(2), "{}", mixed.stderr);
+    let hint = "\n\nhint: put the names of all files after `--files`, and what their keys start with after";
+    assert!(mixed.stderr.starts_with("error: `key` is given beside `--files`"), "{}", mixed.stderr);
+    assert!(mixed.stderr.contains(hint), "{}", mixed.stderr);
 }
 
 #[test]
@@ -62,6 +66,7 @@ fn part_of_a_value_is_read() {
     assert_eq!(store.run(["get", "k", "--range", "1,2", "--json"]).json()["value"], "12");
     let error = store.run(["get", "k", "--range", "8,3", "--json"]).error();
     assert_eq!(error["code"], "out_of_range");
+    assert_eq!(error["hint"], "`tiffin stat 'k'` shows how many bytes it has");
     // A length beyond all memory is an answer, too.
     let error = store.run(["get", "k", "--range", "0,8EiB", "--json"]).error();
     assert_eq!(error["code"], "out_of_range");
@@ -88,6 +93,30 @@ fn lists_are_cut_and_continued() {
     let exact = store.run(["ls", "--limit", "3"]);
     assert_eq!(exact.stderr, "");
     assert_eq!(keys(exact.text()).len(), 3);
+}
+
+#[test]
+fn prefix_is_a_flag_or_an_argument_of_ls_only() {
+    let store = Server::up(&[]);
+    for key in ["a/1", "a/2", "b"] {
+        store.run(["put", key, "--value", "v"]).ok();
+    }
+    let listed = store.run(["ls", "--prefix", "a/"]).text();
+    assert_eq!(listed.lines().count(), 3);
+    assert_eq!(store.run(["ls", "a/"]).text(), listed);
+    assert_eq!(store.run(["ls", "a/", "--prefix", "a/"]).status, Some(2));
+    // An argument of `rm` is a key, never a prefix.
+    for mode in [&["rm", "a/"][..], &["rm", "a/", "--dry-run"]] {
+        let kept = store.run(mode);
+        assert!(
+            kept.stderr.contains("`a/` is no object, but keys begin with it: `--prefix 'a/'`"),
+            "{}",
+            kept.stderr
+        );
+        kept.ok();
+    }
+    assert_eq!(store.run(["ls"]).text().lines().count(), 4);
+    assert_eq!(store.run(["rm", "c"]).stderr, "");
 }
 
 #[test]
@@ -191,4 +220,10 @@ fn help_is_shown_without_arguments_and_keeps_options_apart() {
     let (connection, every) = rest.split_once("Options of every command:").unwrap();
     assert!(connection.contains("--master") && !connection.contains("--token"), "{help}");
     assert!(every.contains("--token") && every.contains("--json"), "{help}");
+    // What few commands need is in the long help only.
+    assert!(!every.contains("--etcd-ca") && !every.contains("--tls-key"), "{help}");
+    let mut command = tiffin();
+    command.args(["rm", "--help"]);
+    let long = ran(command, b"").text();
+    assert!(long.contains("--etcd-ca") && long.contains("--tls-key"), "{long}");
 }

@@ -188,7 +188,9 @@ fn invalid_arguments_exit_with_2_and_a_hint() {
         (&["quota", "--set", "1 elephant"], "invalid size `1 elephant`: there is no unit", "`8GiB`"),
         (&["up", "--ssd", "path=/x,size=lots"], "invalid size `lots`", "path=/data"),
         (&["put"], "<KEY>", "usage: tiffin put"),
+        (&["put", "a", "b", "c", "d"], "`c` is one file too many", "`tiffin put --files FILE...`"),
         (&["rm"], "<KEY>", "usage: tiffin rm"),
+        (&["ls", "--limit", "x"], "--limit <N>: `x` is not a whole number", "--help"),
         (&["rm", "k", "--prefix", "p"], "--prefix", "usage: tiffin rm"),
         (&["why"], "<KEY>", "usage: tiffin why"),
         (&["pins", "--drop"], "--owner", "usage: tiffin pins"),
@@ -217,6 +219,36 @@ fn invalid_arguments_exit_with_2_and_a_hint() {
         );
         let error: Value = serde_json::from_str(&json.stderr).unwrap();
         assert_eq!((json.status, &error["error"]["code"]), (Some(2), &"usage".into()));
+    }
+}
+
+#[test]
+fn usage_names_no_flag_because_its_variable_is_set() {
+    let mut command = tiffin();
+    command.arg("get").env("TIFFIN_MASTER", "127.0.0.1:1");
+    let text = ran(command, b"").stderr;
+    assert!(text.ends_with("hint: usage: tiffin get [OPTIONS] <KEY>...; see `--help`\n"), "{text}");
+}
+
+#[test]
+fn pattern_and_namespace_are_refused_with_a_hint() {
+    let store = Server::up(&[]);
+    for command in [&["ls", "--regex", "("][..], &["rm", "--regex", "(", "--yes"]] {
+        let error = store.run([command, &["--json"]].concat()).error();
+        expect(&error, "invalid", "`(` is not a regular expression", "prefix");
+    }
+    let error = store.run(["ls", "--namespace", "", "--json"]).error();
+    expect(&error, "invalid", "the name of the namespace is empty", "`default`");
+}
+
+#[test]
+fn folder_that_cannot_be_made_is_named() {
+    let store = Server::up(&[]);
+    store.run(["put", "a/b", "--value", "v"]).ok();
+    for command in [&["man", "/proc/x"][..], &["get", "a/b", "--output-dir", "/proc/x"]] {
+        let error = store.run([command, &["--json"]].concat()).error();
+        expect(&error, "file", "cannot create the folder `/proc/x", "check the path");
+        assert_eq!(error["hint"], "check the path");
     }
 }
 

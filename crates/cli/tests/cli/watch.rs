@@ -84,19 +84,18 @@ fn client_that_ends_has_reported_its_latencies() {
     let server = Server::up(&["--name", "here"]);
     server.run(["put", "k", "--value", "v"]).ok();
     server.run(["get", "k"]).ok();
+    // It finds nothing, and moves nothing.
+    assert_eq!(server.run(["get", "absent"]).status, Some(1));
     // A point of the history is taken every two seconds.
     loop {
         let seen = server.run(["top", "--json", "--http", pages(&server)]).json();
         let operations = seen["operations"].as_array().unwrap();
-        let has = |name: &str| {
+        let has = |name: &str, path: &str| {
             operations.iter().any(|it| {
-                it["side"] == "client"
-                    && it["operation"] == name
-                    && it["path"] == "shared_memory"
-                    && it["total"] == 1
+                it["side"] == "client" && it["operation"] == name && it["path"] == path && it["total"] == 1
             })
         };
-        if has("put") && has("view") {
+        if has("put", "shared_memory") && has("view", "shared_memory") && has("view", "master") {
             break;
         }
     }
@@ -128,15 +127,35 @@ fn events_are_followed() {
 #[test]
 fn stat_is_repeated_until_it_is_interrupted() {
     let server = Server::up(&["--name", "here"]);
-    let mut command = server.client(["stat", "--watch=100ms", "--json"]);
-    let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
-    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
-    for _ in 0..3 {
-        let seen: Value = serde_json::from_str(&lines.next().unwrap().unwrap()).unwrap();
-        assert_eq!(seen["nodes"][0]["name"], "here");
+    server.run(["put", "k", "--value", "v"]).ok();
+    let (store, object) = (&["nodes", "0", "name"][..], &["nodes", "0"][..]);
+    for (args, path) in [
+        (&["--watch=100ms"][..], store),
+        (&["--watch", "100ms"], store),
+        (&["--watch", "0.1"], store),
+        (&["--watch", "100ms", "k"], object),
+        (&["k", "--watch", "0.1"], object),
+    ] {
+        let mut child =
+            server.client(["stat", "--json"].iter().chain(args)).stdout(Stdio::piped()).spawn().unwrap();
+        for seen in json_lines(&mut child).take(3) {
+            let found = seen.pointer(&format!("/{}", path.join("/")));
+            assert_eq!(found, Some(&Value::from("here")), "{args:?}: {seen}");
+        }
+        send(&child, Signal::INT);
+        assert_eq!(child.wait().unwrap().code(), Some(130));
     }
+    // What is no time is the key.
+    let mut child = server.client(["stat", "--json", "--watch", "k"]).stdout(Stdio::piped()).spawn().unwrap();
+    assert_eq!(json_lines(&mut child).next().unwrap()["key"], "k");
     send(&child, Signal::INT);
     assert_eq!(child.wait().unwrap().code(), Some(130));
+    for wrong in [&["--watch", "5x"][..], &["k", "--watch", "soon"], &["--watch=1 elephant"]] {
+        let refused = server.run(["stat"].iter().chain(wrong));
+        assert_eq!(refused.status, Some(2), "{}", refused.stderr);
+        assert!(refused.stderr.starts_with("error: --watch: invalid duration"), "{}", refused.stderr);
+        assert!(refused.stderr.contains("\n\nhint: write a number and a unit"), "{}", refused.stderr);
+    }
 }
 
 #[test]

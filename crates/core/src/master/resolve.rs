@@ -50,7 +50,12 @@ impl Matcher {
                     ));
                 }
                 let regex = regex::bytes::RegexBuilder::new(text).size_limit(REGEX_BYTES_MAX).build();
-                let problem = |err| format!("`{text}` is not a regular expression: {err}");
+                let problem = |err| {
+                    format!(
+                        "`{text}` is not a regular expression: {err}\n\nhint: write `\\` before a character \
+                         that is meant as it is, or give a prefix instead"
+                    )
+                };
                 Self::Regex(Box::new(regex.map_err(problem)?))
             }
         })
