@@ -138,7 +138,9 @@ fn stat_is_repeated_until_it_is_interrupted() {
     ] {
         let mut child =
             server.client(["stat", "--json"].iter().chain(args)).stdout(Stdio::piped()).spawn().unwrap();
-        for seen in json_lines(&mut child).take(3) {
+        // It ends by itself when its output is closed.
+        let mut lines = json_lines(&mut child);
+        for seen in lines.by_ref().take(3) {
             let found = seen.pointer(&format!("/{}", path.join("/")));
             assert_eq!(found, Some(&Value::from("here")), "{args:?}: {seen}");
         }
@@ -147,7 +149,8 @@ fn stat_is_repeated_until_it_is_interrupted() {
     }
     // What is no time is the key.
     let mut child = server.client(["stat", "--json", "--watch", "k"]).stdout(Stdio::piped()).spawn().unwrap();
-    assert_eq!(json_lines(&mut child).next().unwrap()["key"], "k");
+    let mut lines = json_lines(&mut child);
+    assert_eq!(lines.next().unwrap()["key"], "k");
     send(&child, Signal::INT);
     assert_eq!(child.wait().unwrap().code(), Some(130));
     for wrong in [&["--watch", "5x"][..], &["k", "--watch", "soon"], &["--watch=1 elephant"]] {
