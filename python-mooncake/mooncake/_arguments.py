@@ -144,6 +144,7 @@ def method(name: str, arguments: Sequence[Argument], doc: str, body: Callable[..
     places = {argument.name: place for place, argument in enumerate(arguments)}
     count, converts = len(arguments), [argument.convert for argument in arguments]
     defaults = [argument.default for argument in arguments]
+    required = max((place + 1 for place, it in enumerate(defaults) if it is _REQUIRED), default=0)
     has_rest = any(argument.kind is inspect.Parameter.VAR_POSITIONAL for argument in arguments)
 
     def wrong(problem: str) -> TypeError:
@@ -165,18 +166,22 @@ def method(name: str, arguments: Sequence[Argument], doc: str, body: Callable[..
             if place is None or place < len(args):
                 raise wrong(f"`{keyword}` is unknown or given twice")
             values[place] = given
+        for argument, given in zip(arguments, values, strict=True):
+            if given is _REQUIRED:
+                raise wrong(f"`{argument.name}` is missing")
         return values
 
     def call(self: Any, /, *args: Any, **named: Any) -> Any:
-        values = args if len(args) == count and not named and not has_rest else bind(args, named)
-        converted = []
-        for place, given in enumerate(values):
-            if given is _REQUIRED:
-                raise wrong(f"`{arguments[place].name}` is missing")
-            try:
-                converted.append(given if given is defaults[place] else converts[place](given))
-            except TypeError as error:
-                raise wrong(f"`{arguments[place].name}`: {error}") from None
+        if named or has_rest or not required <= len(args) <= count:
+            values = bind(args, named)
+        else:
+            values = [*args, *defaults[len(args) :]]
+        converted: list[Any] = []
+        try:
+            for given, default, convert in zip(values, defaults, converts, strict=True):
+                converted.append(given if given is default else convert(given))
+        except TypeError as error:
+            raise wrong(f"`{arguments[len(converted)].name}`: {error}") from None
         return body(self, *converted)
 
     this = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)

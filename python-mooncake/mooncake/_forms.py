@@ -15,6 +15,7 @@ few functions of `_writes` and `_reads`.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import product
 from typing import Any
 
@@ -39,7 +40,8 @@ class Form:
     layout: str
     verb: str
 
-    @property
+    # Computed once: calls use these.
+    @cached_property
     def name(self) -> str:
         verb, suffix = self.verb, "" if self.access == "copy" else f"_{self.access}"
         if self.value == "parts":
@@ -53,9 +55,13 @@ class Form:
     def reads(self) -> bool:
         return self.verb == "get"
 
-    @property
+    @cached_property
     def replaces(self) -> bool:
         return self.verb.startswith("upsert")
+
+    @cached_property
+    def source(self) -> str:
+        return "buffer" if self.access == "from" else "tensor" if self.value == "tensor" else "value"
 
     @property
     def has_config(self) -> bool:
@@ -181,8 +187,7 @@ def form_body(form: Form) -> Any:
 
 
 def _how(form: Form, config: Any, groups: int) -> How:
-    source = "buffer" if form.access == "from" else "tensor" if form.value == "tensor" else "value"
-    return How(form.name, config, groups, source, form.replaces)
+    return How(form.name, config, groups, form.source, form.replaces)
 
 
 def _parts_body(form: Form) -> Any:
@@ -196,13 +201,17 @@ def _bytes_body(form: Form) -> Any:
         return writes.write_values(store, _how(form, config, len(keys)), keys, given)
 
     def buffers(store: Any, keys: Any, addresses: Any, sizes: Any, config: Any) -> Any:
-        if form.batch:
-            return writes.write_buffers(store, _how(form, config, len(keys)), keys, addresses, sizes)
-        if sizes == 0 and _native.is_open(store):
-            return writes.OK
-        return writes.write_buffers(store, _how(form, config, 1), [keys], [addresses], [sizes])[0]
+        return writes.write_buffers(store, _how(form, config, len(keys)), keys, addresses, sizes)
 
-    return buffers if form.access == "from" else values
+    def buffer(store: Any, key: Any, address: Any, size: Any, config: Any) -> Any:
+        if size == 0 and _native.is_open(store):
+            return writes.OK
+        return writes.write_buffer(store, name, config, replaces, key, address, size)
+
+    name, replaces = form.name, form.replaces
+    if form.access == "copy":
+        return values
+    return buffers if form.batch else buffer
 
 
 def _values(form: Form, given: list[Any]) -> tuple[list[Any] | None, list[Any]]:

@@ -43,7 +43,10 @@ class How(NamedTuple):
 
 
 def _store(store: Any, how: How, objects: Sequence[Object]) -> list[int]:
-    keys, parts = [it.key for it in objects], [it.parts for it in objects]
+    return _write(store, how, [it.key for it in objects], [it.parts for it in objects])
+
+
+def _write(store: Any, how: How, keys: list[bytes], parts: list[Parts]) -> list[int]:
     codes: list[int] = _native.write(
         store, how.call, keys, parts, how.config, how.groups, how.source, how.replaces
     )
@@ -61,8 +64,7 @@ def write_values(store: Any, how: How, keys: list[bytes], values: Sequence[Any])
     """Store values. Returns the code of the first failure."""
     if not _native.is_open(store) or len(keys) != len(values):
         return INVALID
-    objects = [Object(key, [value]) for key, value in zip(keys, values, strict=True)]
-    return _first_failure(_store(store, how, objects)) if objects else OK
+    return _first_failure(_write(store, how, keys, [[value] for value in values])) if keys else OK
 
 
 def write_parts(store: Any, how: How, key: bytes, parts: Sequence[Any]) -> int:
@@ -87,8 +89,18 @@ def write_buffers(
     """Store memory at addresses."""
     if len(addresses) != len(keys) or len(sizes) != len(keys):
         return [INVALID] * len(keys)
-    ranges = zip(keys, addresses, sizes, strict=True)
-    return _store(store, how, [Object(key, [_whole(address, size)]) for key, address, size in ranges])
+    parts: list[Parts] = [[_whole(*it)] for it in zip(addresses, sizes, strict=True)]
+    return _write(store, how, keys, parts)
+
+
+def write_buffer(
+    store: Any, call: str, config: Any, replaces: bool, key: bytes, address: int, size: int
+) -> int:
+    """Store memory at one address. Short, because a small value takes not much longer than its call."""
+    codes: list[int] = _native.write(
+        store, call, [key], [[(address, size, 1, size)]], config, 1, "buffer", replaces
+    )
+    return codes[0]
 
 
 def _whole(address: int, size: int) -> tuple[int, int, int, int]:
