@@ -1,7 +1,7 @@
 //! Replies of nodes: routes each of them to the module that waits for it.
 
 use super::{
-    Master, Objects, Party, Wait,
+    Objects, Operations, Party, Wait,
     catalog::{NodeIndex, ObjectIndex},
     tier::{DemotionEnd, Leaving, ends},
 };
@@ -10,22 +10,21 @@ use crate::{
     message::{Cause, Dropped, Moved, Reply},
 };
 
-impl Master {
+impl Operations {
     /// Applies a node's reply to a request.
-    pub(super) fn reply(&mut self, conn: ConnId, id: RequestId, reply: Reply) {
-        let Some(&Party::Node(Some(node))) = self.objects.cx.connections.get(conn) else { return };
-        self.objects.cx.hear(node);
+    pub(super) fn reply(&mut self, o: &mut Objects, conn: ConnId, id: RequestId, reply: Reply) {
+        let Some(&Party::Node(Some(node))) = o.cx.connections.get(conn) else { return };
+        o.cx.hear(node);
         if let Reply::Settled(settled) = &reply {
-            self.retires.heard_of_all(&mut self.objects, node, settled);
+            self.retires.heard_of_all(o, node, settled);
         }
-        let Some((asked, wait)) = self.objects.cx.waits.remove(&id) else {
-            return late_reply(&mut self.objects, node, reply);
+        let Some((asked, wait)) = o.cx.waits.remove(&id) else {
+            return late_reply(o, node, reply);
         };
         if asked != node {
-            self.objects.cx.waits.insert(id, (asked, wait));
+            o.cx.waits.insert(id, (asked, wait));
             return;
         }
-        let o = &mut self.objects;
         match (wait, reply) {
             (Wait::Allocate(op, items), Reply::Allocated(allocated)) => {
                 self.reservations.allocated(o, node, op, &items, allocated);
@@ -42,7 +41,7 @@ impl Master {
             }
             (Wait::SetAttributes(objects, op), Reply::Settled(settled)) => {
                 o.cx.report(node, settled.usage);
-                o.attributes_set(node, id, &objects);
+                objects.iter().for_each(|(index, ..)| o.unwritten.confirmed(*index, node, Some(id)));
                 o.settled(node, &objects, &settled.lost);
                 self.retires.confirmed(o, id, op);
             }

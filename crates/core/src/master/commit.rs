@@ -13,7 +13,7 @@ use super::{
         held::{HeldRetire, HeldStage},
     },
     delete::{Answer, Awaited, Held},
-    members::{Member, Standing},
+    members::{Member, Members, Standing},
     pending_retires::Name,
     refuse,
     tier::end_copy_at,
@@ -33,8 +33,37 @@ use crate::{
 /// without waiting for it: a message that is too large would be refused.
 const RETIRED_BEHIND_MAX: usize = 1 << 10;
 
-/// The messages to the nodes of a batch other than the one that asks.
-pub(super) type Others = BTreeMap<NodeIndex, (Settle, Vec<(ObjectIndex, Generation, SlotRef)>)>;
+/// The messages to the nodes of a batch other than the one that asks, each with the objects that it commits.
+#[derive(Debug, Default)]
+pub(super) struct Others(pub(super) BTreeMap<NodeIndex, (Settle, Vec<(ObjectIndex, Generation, SlotRef)>)>);
+
+impl Others {
+    /// A node must commit its copy of an object.
+    fn commit(&mut self, node: NodeIndex, index: ObjectIndex, record: Option<Record>) {
+        let Some(record) = record else { return };
+        let (settle, objects) = self.0.entry(node).or_default();
+        objects.push((index, record.generation, record.slot_ref));
+        settle.commit.push(record);
+    }
+
+    /// Aborts the copies of an object that gets no name, other than that of a home that asks. An earlier
+    /// epoch may have named the object, so a joining node may announce its copy before it receives the abort.
+    /// Such a copy is returned, and is retired instead.
+    fn abort(
+        &mut self,
+        members: &Members,
+        replicas: &[(NodeIndex, SlotRef)],
+        home_asks: bool,
+    ) -> Vec<(NodeIndex, SlotRef)> {
+        let is_joining = |node| members.get(node).is_some_and(|it| it.standing == Standing::Joining);
+        let (joining, ready): (Vec<_>, Vec<_>) =
+            replicas.iter().skip(usize::from(home_asks)).partition(|(node, _)| is_joining(*node));
+        for (node, slot_ref) in ready {
+            self.0.entry(node).or_default().0.abort.push(slot_ref);
+        }
+        joining
+    }
+}
 
 /// A written object that requests a name.
 pub(super) struct Written {
@@ -60,7 +89,7 @@ impl Retires {
         }
         let mut outcomes = Vec::with_capacity(decide.items.len());
         let (mut replaced, mut nameless) = (Vec::new(), Vec::new());
-        let mut others = Others::new();
+        let mut others = Others::default();
         let mut items: BTreeMap<NodeIndex, Vec<usize>> = BTreeMap::new();
         for (index, item) in decide.items.into_iter().enumerate() {
             let namespace = o.cx.catalog.intern(&item.namespace);
@@ -85,7 +114,7 @@ impl Retires {
         // exit once it has its answer, so the answer waits for the copies. It does not wait for a node that
         // is already silent.
         let mut copies = BTreeMap::new();
-        for (other, (settle, replicas)) in others {
+        for (other, (settle, replicas)) in others.0 {
             // The home is told before its answer if the objects replace others, which are retired after that.
             let wait = match other == node {
                 true => Wait::Publish(replicas, op),
@@ -130,8 +159,8 @@ impl Objects {
     ) -> (CommitOutcome, Vec<(NodeIndex, SlotRef)>) {
         let Written { namespace, client, item, home_asks } = &written;
         let (namespace, client, home_asks) = (*namespace, *client, *home_asks);
-        let replicas = self.copies(home, item);
-        self.expect(home, item.slot_ref);
+        let replicas = self.cx.members.copies(home, item);
+        self.cx.members.expect(home, item.slot_ref);
         let offered = self.end_grants(&replicas);
         let before = self.still_leaving(namespace, &item.key);
         let existing = self.cx.catalog.find(namespace, &item.key);
@@ -141,24 +170,24 @@ impl Objects {
         if was_taken && !sabotaged!(self.cx.config.sabotage, NameRetired) {
             // The node asks again about an object that was stored and removed meanwhile. It has not
             // received the retire yet.
-            return (CommitOutcome::Removed, self.give_back(&replicas, home_asks, others));
+            return (CommitOutcome::Removed, others.abort(&self.cx.members, &replicas, home_asks));
         }
         let is_asked_again = !item.options.stream.is_empty() && existing.as_ref().is_some_and(is_known);
         if let Some(generation) =
             self.streams.used_up(&self.cx, namespace, &item.options, &item.key).filter(|_| !is_asked_again)
         {
-            return (CommitOutcome::Exists(generation), self.give_back(&replicas, home_asks, others));
+            return (CommitOutcome::Exists(generation), others.abort(&self.cx.members, &replicas, home_asks));
         }
         // An offer is charged to no namespace until it is written. If a quota was set since that does not
         // allow it, the writer reserves again and then learns of the quota.
         let is_over_quota = offered > self.cx.quota_left(namespace);
         if !is_asked_again && (is_over_quota || self.streams.is_over(namespace, &item.options).is_some()) {
-            return (CommitOutcome::Stale, self.give_back(&replicas, home_asks, others));
+            return (CommitOutcome::Stale, others.abort(&self.cx.members, &replicas, home_asks));
         }
         if !existing.as_ref().is_some_and(is_known)
             && let Some(other) = self.not_replaceable(namespace, &item.key, &item.options)
         {
-            return (CommitOutcome::Exists(other), self.give_back(&replicas, home_asks, others));
+            return (CommitOutcome::Exists(other), others.abort(&self.cx.members, &replicas, home_asks));
         }
         // The home stores the object before its predecessor is retired, so that one stays if the master dies.
         let retires_first = sabotaged!(self.cx.config.sabotage, RetireFirst);
@@ -177,12 +206,12 @@ impl Objects {
             // has not received that retire yet, it must not store the copy again.
             let stays = self.keep_copy(index, home, item.slot_ref);
             if home_asks && stays && (!before.is_empty() && !retires_first || is_told) {
-                self.tell_again(home, index, item.slot_ref, others);
+                others.commit(home, index, self.cx.record(index, item.slot_ref));
             }
             return (CommitOutcome::Stored(generation), before);
         }
         if object.is_kept(item.options.on_exists) {
-            return (CommitOutcome::Exists(generation), self.give_back(&replicas, home_asks, others));
+            return (CommitOutcome::Exists(generation), others.abort(&self.cx.members, &replicas, home_asks));
         }
         let label = self.cx.connections.writer(client).1.to_owned();
         let mut old = self.take_replaced(index, &label);
@@ -239,21 +268,6 @@ impl Objects {
         let sabotage = self.cx.config.sabotage;
         options.ttl_ms.is_some() && !sabotaged!(sabotage, ExpiryUntold)
             || self.cx.config.confirms && !sabotaged!(sabotage, TellWhenConfirmed)
-    }
-
-    /// Adds the message to a node about its copy of an object that has its name already.
-    fn tell_again(&self, node: NodeIndex, index: ObjectIndex, slot_ref: SlotRef, others: &mut Others) {
-        let Some(object) = self.cx.catalog.get(index) else { return };
-        let entry = others.entry(node).or_default();
-        entry.1.push((index, object.generation(), slot_ref));
-        entry.0.commit.push(Record {
-            slot_ref,
-            namespace: self.cx.catalog.namespace_name(object.namespace()).to_owned(),
-            key: object.key().clone(),
-            generation: object.generation(),
-            len: object.len(),
-            attributes: object.attributes().cloned().unwrap_or_default(),
-        });
     }
 
     /// For a put that replaces only one generation: the generation of the object that it must not replace,
@@ -313,22 +327,6 @@ impl Objects {
         leaving
     }
 
-    /// The locations of a written object's copies, the home first. Copies on unknown nodes are left out. So
-    /// are copies on a node that was lost and has yet to discard everything. It may learn of this copy
-    /// before it learns that it must discard, and would then discard this copy too.
-    fn copies(&self, home: NodeIndex, item: &CommitItem) -> Vec<(NodeIndex, SlotRef)> {
-        let discards = |node| self.cx.members.get(node).is_some_and(|it| it.discard);
-        let mut replicas = vec![(home, item.slot_ref)];
-        for location in &item.others {
-            if let Some(node) = self.cx.members.find(location.segment).filter(|it| !discards(*it))
-                && !replicas.iter().any(|(has, _)| *has == node)
-            {
-                replicas.push((node, location.slot_ref()));
-            }
-        }
-        replicas
-    }
-
     /// Gives a written object its name, which is free, and collects the messages to its other nodes.
     fn name(
         &mut self,
@@ -381,39 +379,10 @@ impl Objects {
         self.cx.quotas.note_change();
         self.tier.write_through(&self.cx, index);
         for (node, record) in records {
-            self.expect(node, record.slot_ref);
-            let entry = others.entry(node).or_default();
-            entry.1.push((index, generation, record.slot_ref));
-            entry.0.commit.push(record);
+            self.cx.members.expect(node, record.slot_ref);
+            others.commit(node, index, Some(record));
         }
         generation
-    }
-
-    /// A joining node may announce before it learns that it has this copy.
-    fn expect(&mut self, node: NodeIndex, slot_ref: SlotRef) {
-        if let Some(member) = self.cx.members.get_mut(node)
-            && member.standing == Standing::Joining
-        {
-            member.told.insert(slot_ref);
-        }
-    }
-
-    /// Aborts the copies of an object that gets no name. An earlier epoch may have named the object, so a
-    /// joining node may announce its copy before it receives the abort. On such a node the copy is retired
-    /// instead.
-    fn give_back(
-        &self,
-        replicas: &[(NodeIndex, SlotRef)],
-        home_asks: bool,
-        others: &mut Others,
-    ) -> Vec<(NodeIndex, SlotRef)> {
-        let is_joining = |node| self.cx.members.get(node).is_some_and(|it| it.standing == Standing::Joining);
-        let (joining, ready): (Vec<_>, Vec<_>) =
-            replicas.iter().skip(usize::from(home_asks)).partition(|(node, _)| is_joining(*node));
-        for (node, slot_ref) in ready {
-            others.entry(node).or_default().0.abort.push(slot_ref);
-        }
-        joining
     }
 }
 
@@ -427,9 +396,9 @@ fn is_answered_behind(
     replaced: &[(NodeIndex, SlotRef)],
 ) -> bool {
     let is_its = |it: &Member| it.conn == Some(conn) && it.standing == Standing::Ready;
-    let is_all_there = !replaced.is_empty() && replaced.iter().all(|it| it.0 == home) && others.len() == 1;
+    let is_all_there = !replaced.is_empty() && replaced.iter().all(|it| it.0 == home) && others.0.len() == 1;
     let is_small = |it: &(Settle, Vec<_>)| it.1.len().max(replaced.len()) <= RETIRED_BEHIND_MAX;
-    is_all_there && others.get(&home).is_some_and(is_small) && cx.members.get(home).is_some_and(is_its)
+    is_all_there && others.0.get(&home).is_some_and(is_small) && cx.members.get(home).is_some_and(is_its)
 }
 
 /// Sends such a message.
@@ -440,7 +409,7 @@ fn replace_behind(
     copies: Vec<(NodeIndex, SlotRef)>,
     op: OpId,
 ) {
-    let Some((mut settle, objects)) = others.remove(&home) else { return };
+    let Some((mut settle, objects)) = others.0.remove(&home) else { return };
     let is_told = !sabotaged!(cx.config.sabotage, AnswerUnretired);
     let stage = if is_told { HeldStage::Sent } else { HeldStage::Held };
     if is_told {

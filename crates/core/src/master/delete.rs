@@ -10,7 +10,7 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use super::{
-    Caller, Master, Objects, OpId,
+    Caller, Objects, OpId,
     catalog::{NodeIndex, ObjectIndex},
     context::held::{HeldRetire, HeldStage},
     delete_matching::Dropping,
@@ -472,7 +472,7 @@ impl Retires {
     }
 
     /// Answers a request whose deadline has passed, unless it waits for a node beyond the deadline.
-    fn confirm_no_longer(&mut self, o: &mut Objects, op: OpId) {
+    pub(super) fn confirm_no_longer(&mut self, o: &mut Objects, op: OpId) {
         let Some(confirming) = self.confirms.get_mut(&op) else { return };
         if confirming.deadline.is_none_or(|at| at > o.cx.now) {
             return;
@@ -536,28 +536,5 @@ impl Retires {
             self.look_at_pinned(o, &mut confirming.answer);
             confirming.answer.send(o, (confirming.conn, confirming.id));
         }
-    }
-}
-
-impl Master {
-    /// Answers the requests whose deadline has passed. The nodes are still expected to confirm.
-    pub(super) fn end_waiting(&mut self) {
-        for op in self.objects.cx.deadlines.take_due(self.objects.cx.now) {
-            // The operation is in one of these, or has ended.
-            self.reservations.end_parked(&mut self.objects, op);
-            self.retires.confirm_no_longer(&mut self.objects, op);
-            self.watches.end_watch(&mut self.objects, op);
-            self.end_parking(op);
-            if self.objects.tier.fetches().is_late(&self.objects.cx, op) {
-                self.end_fetch(op);
-            }
-            self.objects.streams.end_pull(&mut self.objects.cx, &mut self.objects.leases, op);
-        }
-        self.retires.end_late_drops(&mut self.objects);
-    }
-
-    pub(super) fn next_end_of_waiting(&self) -> Option<Tick> {
-        let cx = &self.objects.cx;
-        self.retires.next_deadline(cx.now).into_iter().chain(cx.deadlines.next()).min()
     }
 }

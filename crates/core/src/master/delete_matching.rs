@@ -327,9 +327,9 @@ impl Master {
     /// Whether a piece of work can be done now.
     #[must_use]
     pub fn has_work(&self) -> bool {
-        self.retires.has_work(&self.objects)
+        self.operations.retires.has_work(&self.objects)
             || !self.objects.departures.is_empty()
-            || self.has_more_to_wake()
+            || self.operations.has_more_to_wake(&self.objects.cx)
             || self.objects.cx.deadlines.has_due(self.objects.cx.now)
             || self.objects.has_overdue()
             || self.objects.tier.has_repair_work(&self.objects.cx)
@@ -342,13 +342,13 @@ impl Master {
         depart(&mut self.objects);
         // Continues what the end of a departure has made possible.
         self.handle_timeout(now);
-        self.retires.work(&mut self.objects);
+        self.operations.retires.work(&mut self.objects);
         self.objects.tier.work_on_repairs(&mut self.objects.cx);
-        if self.has_more_to_wake() {
-            self.wake();
+        if self.operations.has_more_to_wake(&self.objects.cx) {
+            self.operations.wake(&mut self.objects);
         }
-        self.serve_the_waiting();
+        self.operations.serve_puts(&mut self.objects);
         // The removal may have freed memory or quota that promotions wait for.
-        self.serve_tier();
+        self.operations.serve_tier(&mut self.objects);
     }
 }

@@ -49,7 +49,7 @@ pub(super) fn lose_member(
     o.cx.release_retires(node);
     let version = o.cx.erase(Some(member));
     o.tier.members_changed(&o.cx);
-    o.reported(node);
+    o.reports.end(&mut o.cx, node);
     let (next, kept) = (Some(0), 0);
     begin(o, node, Departing { how, segment, name, next, removed, kept, owed, asked, version });
     version
@@ -65,8 +65,8 @@ pub(super) fn give_up_member(o: &mut Objects, node: NodeIndex) {
     o.cx.notice(Notice::Departs(name.clone(), how));
     o.tier.members_changed(&o.cx);
     match o.cx.members.get(node).is_some_and(Member::is_absent_and_unreported) {
-        true => o.give_up_report(node),
-        false => o.reported(node),
+        true => o.reports.give_up(&mut o.cx, node),
+        false => o.reports.end(&mut o.cx, node),
     }
     let (next, removed, kept, owed, version) = (Some(0), 0, 0, Vec::new(), 0);
     begin(o, node, Departing { how, segment, name, next, removed, kept, owed, asked: None, version });
@@ -175,7 +175,7 @@ fn end_departure(o: &mut Objects, node: NodeIndex) {
     let Some(departing) = o.departures.all.remove(&node) else { return };
     let Departing { how, name, removed, kept, asked, version, .. } = departing;
     // Its registration may wait.
-    o.has_new_report = true;
+    o.reports.note_change();
     let ended = match how {
         Departure::Absent => {
             if sabotaged!(o.cx.config.sabotage, ForgetTheAbsent) {

@@ -134,6 +134,6 @@ impl Objects {
         if sabotaged!(self.cx.config.sabotage, ExpireNever) {
             return false;
         }
-        self.unreported.is_empty() || sabotaged!(self.cx.config.sabotage, ExpireUnreported)
+        self.reports.are_complete() || sabotaged!(self.cx.config.sabotage, ExpireUnreported)
     }
 }

@@ -348,23 +348,6 @@ pub(super) fn has_pins_left(cx: &mut Context, namespace: NamespaceIndex, more: u
 }
 
 impl Master {
-    /// Checks that every request that waits is listed, and no other.
-    pub(super) fn check_waiting(&self) -> Result<(), String> {
-        let parts = [
-            self.reservations.queued_count(),
-            self.retires.drop_count(),
-            self.watches.len(),
-            self.explanations.len(),
-            self.objects.tier.waiting_count(),
-            self.objects.streams.waiting_count(),
-        ];
-        let (waiting, listed) = (parts.iter().sum::<usize>(), self.objects.cx.waiting.len());
-        match waiting == listed {
-            true => Ok(()),
-            false => Err(format!("limits: {waiting} requests wait ({parts:?}), {listed} are listed")),
-        }
-    }
-
     /// The limits of this master, and their use.
     #[must_use]
     pub fn limits(&self) -> Vec<LimitStat> {

@@ -16,7 +16,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use super::catalog::{NamespaceIndex, NodeIndex, ObjectIndex};
 use crate::{
     ConnId, Generation, SegmentId, SlotRef, Tick,
-    message::{NodeInfo, NodeStat, Usage, Viewer},
+    message::{CommitItem, NodeInfo, NodeStat, Usage, Viewer},
 };
 
 /// Maximum number of members that the operator declared lost and the master remembers.
@@ -279,6 +279,29 @@ impl Members {
 
     pub(super) fn find(&self, segment: SegmentId) -> Option<NodeIndex> {
         self.by_segment.get(&segment).copied()
+    }
+
+    /// The locations of a written object's copies, the home first. Copies on unknown nodes are left out. So
+    /// are copies on a node that was lost and has yet to discard everything. It may learn of this copy
+    /// before it learns that it must discard, and would then discard this copy too.
+    pub(super) fn copies(&self, home: NodeIndex, item: &CommitItem) -> Vec<(NodeIndex, SlotRef)> {
+        let discards = |node| self.get(node).is_some_and(|it| it.discard);
+        let mut replicas = vec![(home, item.slot_ref)];
+        for location in &item.others {
+            if let Some(node) = self.find(location.segment).filter(|it| !discards(*it))
+                && !replicas.iter().any(|(has, _)| *has == node)
+            {
+                replicas.push((node, location.slot_ref()));
+            }
+        }
+        replicas
+    }
+
+    /// A joining node may announce before it learns that it has this copy.
+    pub(super) fn expect(&mut self, node: NodeIndex, slot_ref: SlotRef) {
+        if let Some(member) = self.get_mut(node).filter(|it| it.standing == Standing::Joining) {
+            member.told.insert(slot_ref);
+        }
     }
 
     pub(super) fn iter(&self) -> impl Iterator<Item = (NodeIndex, &Member)> {

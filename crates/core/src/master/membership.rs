@@ -16,7 +16,7 @@
 use std::sync::Arc;
 
 use super::{
-    Context, Departure, Effect, Master, Notice, Objects, Wait,
+    Context, Departure, Effect, Master, Notice, Objects,
     catalog::{LabelIndex, NewObject, NodeIndex},
     departures::{SCAN_FACTOR, give_up_member, lose_member},
     members::{Member, Members, Standing},
@@ -76,7 +76,7 @@ impl Membership {
             o.cx.notice(Notice::NodeDiscarded(register.info.name.clone()));
         }
         let has_served_another = known.is_none() && register.epoch != 0 && !is_same_life && !was_lost;
-        let may_bring_more = known.is_some_and(|it| o.may_bring_more(it));
+        let may_bring_more = known.is_some_and(|it| o.reports.may_bring_more(&o.cx, it));
         let node = match known {
             Some(node) => readmit(o, node, conn, register),
             None => {
@@ -95,7 +95,7 @@ impl Membership {
         };
         if has_served_another || may_bring_more {
             // It may hold objects that this master does not know.
-            o.unreported.insert(node);
+            o.reports.expect_again([node]);
         }
         for ended in predecessors(o, node) {
             let pool = o.cx.members.get(ended).filter(|it| it.info.outlives).map(|it| it.info.segment);
@@ -256,14 +256,14 @@ fn take_in(o: &mut Objects, node: NodeIndex, record: Record) -> Result<(), Name>
         return refused(record.key);
     }
     let name = Name { namespace, key: record.key };
-    if !o.floors.accepts(&name, record.generation) {
+    if !o.reports.floors.accepts(&name, record.generation) {
         // A newer object of that name existed here, and was removed.
         return Err(name);
     }
     if record.attributes.sample.as_deref().is_some_and(SampleAttributes::is_consumed) {
         // Only leases kept it, and they ended with the earlier epoch. A copy whose node missed the last
         // acknowledgement does not bring it back.
-        o.raise_floor_above(&Arc::new(name.clone()), record.generation);
+        o.reports.raise_floor_above(&o.cx, &Arc::new(name.clone()), record.generation);
         return Err(name);
     }
     let new = NewObject {
@@ -337,7 +337,7 @@ fn end_joining(o: &mut Objects, node: NodeIndex) {
     o.tier.wake();
     o.tier.members_changed(&o.cx);
     o.cx.notice(Notice::NodeReady(name));
-    o.reported(node);
+    o.reports.end(&mut o.cx, node);
 }
 
 /// Records that a member has discarded its objects, if it had to. Returns its connection if that must be
@@ -430,7 +430,8 @@ impl Master {
         }
         let is_departing = self.objects.departures.has(register.info.segment);
         if is_departing && !sabotaged!(self.objects.cx.config.sabotage, AdmitDeparting) {
-            return self.park_question(conn, id, Question::Register(Box::new(register)), None);
+            let question = Question::Register(Box::new(register));
+            return self.operations.parking.park_question(&mut self.objects, (conn, id), question, None);
         }
         let members = &self.objects.cx.members;
         let known = members.find(register.info.segment);
@@ -461,52 +462,13 @@ impl Master {
         member.standing = Standing::Away(self.objects.cx.now);
         self.objects.tier.member_away(&mut self.objects.cx, node);
         self.objects.tier.members_changed(&self.objects.cx);
-        let asked: Vec<_> =
-            self.objects.cx.waits.iter().filter(|(_, (on, _))| *on == node).map(|(id, _)| *id).collect();
-        for id in asked {
-            match self.objects.cx.waits.remove(&id) {
-                Some((_, Wait::Allocate(op, items))) => {
-                    self.reservations.not_allocated(&mut self.objects, node, op, &items)
-                }
-                Some((_, Wait::Retire(slot_refs, op) | Wait::Withdraw(slot_refs, op))) => {
-                    self.retires.unconfirmed(&mut self.objects, node, id, &slot_refs, op)
-                }
-                // The attributes are corrected when the node returns.
-                Some((_, Wait::SetAttributes(objects, op))) => {
-                    self.retires.attributes_not_set(&mut self.objects, node, id, &objects, op)
-                }
-                Some((_, Wait::Inspect(op, items))) => {
-                    self.explanations.inspected(&mut self.objects, op, &items, &[])
-                }
-                Some((_, Wait::Demote(leaving))) => {
-                    self.objects.tier.disk_away(&mut self.objects.cx, node, &leaving)
-                }
-                // The promotion has ended.
-                Some((_, Wait::PromoteSpace(id, charged))) => {
-                    self.objects.tier.promotion_has_memory(&mut self.objects.cx, node, (id, charged), None);
-                }
-                Some((_, Wait::Promote(_) | Wait::PromoteSettle(_))) => (),
-                // The node announces its committed copies when it returns.
-                Some((_, Wait::Settle(_, op))) => self.retires.confirmed(&mut self.objects, id, op),
-                // The node receives it again when it returns.
-                Some((_, Wait::Publish(objects, op))) => {
-                    self.objects.cx.note_unheard(node, objects);
-                    if let Some(slot_refs) = self.objects.cx.held_retires.take_withdrawn(id) {
-                        self.objects.cx.owe(node, &slot_refs);
-                    }
-                    self.retires.not_published(&mut self.objects, node, id, op);
-                }
-                // The same. What the objects replace is retired after that.
-                Some((_, Wait::Replace(objects))) => self.objects.cx.note_unheard(node, objects),
-                None => (),
-            }
-        }
+        self.operations.member_away(&mut self.objects, node);
     }
 
     /// A node leaves for good: its objects are lost now, and no request waits for it.
     pub(super) fn node_left(&mut self, node: NodeIndex, conn: ConnId, id: RequestId) {
         self.objects.cx.connections.set_node(conn, None);
-        self.forget_answers(conn);
+        self.operations.forget(&mut self.objects, conn);
         self.disconnect(node, conn);
         let version = lose_member(&mut self.objects, node, Departure::Left, None);
         self.objects.cx.when_saved(version, Effect::Reply(conn, id, Reply::Done));
@@ -567,44 +529,7 @@ impl Master {
         let name = member.info.name.clone();
         self.objects.cx.notice(Notice::NodeSilent(name));
         self.objects.tier.members_changed(&self.objects.cx);
-        // New objects go to other nodes, and its open allocations are requested from those.
-        let allocations = self
-            .objects
-            .cx
-            .waits
-            .iter()
-            .filter(|(_, (on, wait))| *on == node && matches!(wait, Wait::Allocate(..)));
-        let allocations: Vec<_> = allocations.map(|(id, _)| *id).collect();
-        for id in allocations {
-            if let Some((_, Wait::Allocate(op, items))) = self.objects.cx.waits.remove(&id) {
-                self.reservations.not_allocated(&mut self.objects, node, op, &items);
-            }
-        }
-        // No put waits for its copy on the silent node. The node reports the state of that copy when it
-        // sends again. The others end with the connection.
-        let (mut copies, mut published) = (Vec::new(), Vec::new());
-        for (id, (_, wait)) in self.objects.cx.waits.iter().filter(|(_, (on, _))| *on == node) {
-            match wait {
-                Wait::Settle(_, op) => copies.push((*id, *op)),
-                Wait::Publish(_, op) => published.push((*id, *op)),
-                Wait::Allocate(..)
-                | Wait::Retire(..)
-                | Wait::Replace(_)
-                | Wait::Withdraw(..)
-                | Wait::SetAttributes(..)
-                | Wait::Inspect(..)
-                | Wait::Demote(_)
-                | Wait::PromoteSpace(..)
-                | Wait::Promote(_)
-                | Wait::PromoteSettle(_) => {}
-            }
-        }
-        for (id, op) in copies {
-            self.retires.confirmed(&mut self.objects, id, op);
-        }
-        for (id, op) in published {
-            self.retires.not_published(&mut self.objects, node, id, op);
-        }
+        self.operations.member_silent(&mut self.objects, node);
     }
 }
 

@@ -5,8 +5,8 @@
 //! [`Master::poll_timeout`] says.
 //!
 //! The modules are layers. `Context` is the state that all of them share. `Tier`, `Leases` and `Streams`
-//! keep state for objects, and `Objects` removes an object from all of them. The operations of clients and
-//! members are built on that: `Reservations`, `Retires`, `Watches`, `Explanations` and `Membership`.
+//! keep state for objects, and `Objects` removes an object from all of them. `Operations` and `Membership`
+//! are built on that: the requests that wait, and the members.
 //!
 //! **Invariant:** a message on a connection that was closed or replaced changes nothing.
 
@@ -29,6 +29,7 @@ mod namespaces;
 mod notice;
 mod objects;
 mod observed;
+mod operations;
 mod pending_retires;
 mod pin;
 mod placement;
@@ -44,7 +45,7 @@ mod unreported;
 mod watches;
 mod why;
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::sync::Arc;
 
 pub use crate::saved::{Saved, SavedMember, SavedPolicy};
 use catalog::{LabelIndex, NamespaceIndex, NodeIndex};
@@ -62,12 +63,9 @@ use membership::Membership;
 pub use notice::{Departure, Eviction, EvictionCause, Notice};
 use objects::Objects;
 pub use observed::{absent_members, asked_members};
-use reserve::Reservations;
+use operations::{Operations, end_fetch};
 use tier::{Fetched, Leaving, PromotionId};
 pub use tier::{RepairConfig, TierConfig};
-use unreported::Parked;
-use watches::Watches;
-use why::Explanations;
 
 use crate::{
     ClientId, ConnId, Generation, Key, RequestId, SegmentId, SlotRef, Tick,
@@ -250,16 +248,9 @@ enum Wait {
 #[derive(Debug)]
 pub struct Master {
     objects: Objects,
-    reservations: Reservations,
-    retires: Retires,
-    watches: Watches,
-    explanations: Explanations,
-    /// Requests that wait until all members have reported.
-    parked: BTreeMap<OpId, Parked>,
+    operations: Operations,
     membership: Membership,
     drains: Drains,
-    /// The end of the leases that keep waiting puts from evicting.
-    lease_end: Option<Tick>,
 }
 
 impl Master {
@@ -295,14 +286,9 @@ impl Master {
     fn empty(now: Tick, config: MasterConfig) -> Self {
         let mut master = Self {
             objects: Objects::new(Context::new(config)),
-            reservations: Reservations::default(),
-            retires: Retires::default(),
-            watches: Watches::default(),
-            explanations: Explanations::default(),
-            parked: BTreeMap::new(),
+            operations: Operations::default(),
             membership: Membership::default(),
             drains: Drains::default(),
-            lease_end: None,
         };
         master.objects.cx.now = now;
         master
@@ -317,7 +303,7 @@ impl Master {
         match event {
             Event::Opened(conn, hello) => self.opened(conn, hello),
             Event::Request(conn, id, request) => self.request(conn, id, request),
-            Event::Reply(conn, id, reply) => self.reply(conn, id, reply),
+            Event::Reply(conn, id, reply) => self.operations.reply(&mut self.objects, conn, id, reply),
             Event::Closed(conn) => self.closed(conn),
             Event::SameHost(conn) => self.objects.cx.connections.set_same_host(conn),
             Event::CanWithdraw(conn) => self.objects.cx.connections.set_can_withdraw(conn),
@@ -339,7 +325,7 @@ impl Master {
         }
         self.objects.cx.catalog.end_soft_pins(self.objects.cx.now);
         self.notice_silence();
-        self.end_waiting();
+        self.operations.end_late(&mut self.objects);
         self.objects.end_leases();
         self.objects.expire();
         self.objects.tier.handle_timeout(&mut self.objects.cx);
@@ -351,43 +337,24 @@ impl Master {
         self.resume_parked();
         self.objects.free_released();
         self.objects.streams.serve(&mut self.objects.cx, &mut self.objects.leases);
-        self.serve_the_waiting();
-        self.serve_tier();
+        self.operations.serve_puts(&mut self.objects);
+        self.operations.serve_tier(&mut self.objects);
         self.objects.cx.notice_tiers();
     }
 
-    /// Retries the puts that wait for space, if the state that they depend on has changed.
-    fn serve_the_waiting(&mut self) {
-        let lease_ended = self.lease_end.is_some_and(|end| end <= self.objects.cx.now);
-        if self.objects.cx.quotas.take_change() || lease_ended {
-            self.objects.cx.quotas.try_all();
-            self.wake();
-        }
-        let waits = self.objects.cx.quotas.anybody_waits();
-        self.lease_end = waits.then(|| self.objects.cx.catalog.next_lease_end(self.objects.cx.now)).flatten();
-    }
-
-    /// Starts promotions and demotions that have become possible, and answers the requests that waited for
-    /// them.
-    fn serve_tier(&mut self) {
-        self.objects.tier.serve(&mut self.objects.cx);
-        while let Some(op) = self.objects.tier.fetches().take_woken() {
-            self.end_fetch(op);
-        }
-    }
-
-    /// Answers a request that has waited for promotions.
-    fn end_fetch(&mut self, op: OpId) {
-        let Some(fetching) = self.objects.tier.fetches().end(&mut self.objects.cx, op) else { return };
-        let (conn, id, caller) = (fetching.conn, fetching.id, Arc::clone(&fetching.caller));
-        if !self.objects.cx.connections.is_open(conn) {
+    /// Continues deferred requests after a report.
+    fn resume_parked(&mut self) {
+        if !self.objects.reports.take_change() {
             return;
         }
-        let reply = match self.objects.tier.answer(&self.objects.cx, fetching) {
-            Fetched::Resolve(resolve, waited) => self.objects.resolve(&caller, &resolve, Some(waited)),
-            Fetched::Reply(reply) => reply,
-        };
-        self.objects.answer(conn, id, reply);
+        let has_all = self.objects.reports.are_complete();
+        for (conn, id, request) in self.operations.parking.resume(&mut self.objects) {
+            self.objects.cx.notice(Notice::Resumed(conn, id));
+            self.request(conn, id, request);
+        }
+        if has_all {
+            self.operations.parking.forget_answered(&mut self.objects.cx);
+        }
     }
 
     /// When [`Self::handle_timeout`] is due, if no other event occurs first.
@@ -400,10 +367,10 @@ impl Master {
             self.objects.cx.catalog.next_soft_pin_end(),
             self.objects.next_expiry(),
             membership::next_silence(&self.objects.cx),
-            self.next_end_of_waiting(),
+            self.operations.next_deadline(&self.objects.cx),
             self.objects.leases.next_timeout(&self.objects.cx),
             self.objects.tier.next_timeout(&self.objects.cx),
-            self.lease_end,
+            self.operations.lease_end(),
         ];
         wishes.into_iter().flatten().min()
     }
@@ -480,14 +447,51 @@ impl Master {
         read: impl FnOnce(&mut Objects, NamespaceIndex) -> Reply,
     ) -> Reply {
         self.objects.cx.now = self.objects.cx.now.max(now);
-        if !self.objects.unreported.is_empty() {
-            return refuse(Reason::Unavailable, &self.objects.unreported_message());
+        if !self.objects.reports.are_complete() {
+            return refuse(Reason::Unavailable, &self.unreported_message());
         }
         let namespace = self.objects.enter_namespace(namespace);
         let reply = read(&mut self.objects, namespace);
         // A question does not create a namespace.
         self.objects.forget_unused(namespace);
         reply
+    }
+
+    /// The names of the members that have not reported since the master started, or since they joined.
+    #[must_use]
+    pub fn unreported(&self) -> Vec<String> {
+        self.objects.reports.names(&self.objects.cx)
+    }
+
+    /// How many requests of nodes wait, with written objects that have no name yet.
+    #[must_use]
+    pub fn undecided_count(&self) -> usize {
+        self.operations.parking.undecided_count()
+    }
+
+    /// A message for users: the members that the master waits for.
+    #[must_use]
+    pub fn unreported_message(&self) -> String {
+        self.objects.reports.message(&self.objects.cx)
+    }
+
+    /// Whether a request of that connection would wait for reports, or for a departure. For simulations.
+    #[must_use]
+    pub fn waits_for_reports(&self, conn: ConnId, request: &Request) -> bool {
+        let o = &self.objects;
+        match (o.cx.connections.get(conn), request) {
+            (Some(Party::Client(caller)), Request::ClientToMaster(request)) => {
+                o.reports.wait_ms(&o.cx, caller.namespace, request).is_some()
+            }
+            (Some(Party::Node(Some(home))), Request::MemberToMaster(MemberToMaster::Decide(decide))) => {
+                o.reports.are_needed_for(&o.cx, *home, decide)
+            }
+            (Some(Party::Node(_)), Request::MemberToMaster(MemberToMaster::Register(it))) => {
+                o.departures.has(it.info.segment)
+            }
+            // Refused, or answered at once.
+            (None | Some(Party::Client(_) | Party::Node(_)), _) => false,
+        }
     }
 
     /// Number of removed copies whose nodes have not confirmed the retire.
@@ -498,7 +502,7 @@ impl Master {
 
     /// Checks internal consistency, and describes the first problem. For tests and simulations.
     pub fn check(&self) -> Result<(), String> {
-        self.check_waiting()?;
+        self.operations.check(&self.objects)?;
         departures::check(&self.objects)?;
         self.objects.streams.check(&self.objects.cx)?;
         self.objects.tier.check(&self.objects.cx)
@@ -562,10 +566,7 @@ impl Master {
     /// Number of operations that wait.
     #[must_use]
     pub fn waiting_count(&self) -> usize {
-        let parts =
-            [self.reservations.len(), self.retires.len(), self.watches.len(), self.explanations.len()];
-        let waiting = self.objects.tier.waiting_count() + self.objects.streams.waiting_count();
-        parts.iter().sum::<usize>() + waiting + self.parked.len() + self.objects.cx.confirming.held_count()
+        self.operations.len(&self.objects) + self.objects.cx.confirming.held_count()
     }
 
     fn opened(&mut self, conn: ConnId, hello: Hello) {
@@ -596,7 +597,7 @@ impl Master {
         self.objects.cx.connections.close(old);
         self.objects.cx.saving.forget(old);
         self.objects.cx.confirming.forget(old);
-        self.forget_answers(old);
+        self.operations.forget(&mut self.objects, old);
         self.objects.cx.effects.push_back(Effect::Disconnect(old));
     }
 
@@ -634,30 +635,39 @@ impl Master {
             return self.objects.cx.reply(conn, id, refusal);
         }
         let request = why::shortened(request, self.objects.cx.config.sabotage);
-        let Some(request) = self.park(conn, id, namespace, request) else { return };
-        let o = &mut self.objects;
+        let (o, operations) = (&mut self.objects, &mut self.operations);
+        let Some(request) = operations.parking.park(o, (conn, id), namespace, request) else { return };
         o.remove_named(namespace, &request);
         let reply = match request {
             ClientToMaster::Reserve(reserve) => {
-                return self.reservations.reserve(o, conn, id, caller, reserve);
+                return operations.reservations.reserve(o, conn, id, caller, reserve);
             }
-            ClientToMaster::Publish(publish) => return self.retires.publish(o, conn, id, caller, publish),
-            ClientToMaster::Delete(delete) => return self.retires.delete(o, conn, id, caller, delete),
+            ClientToMaster::Publish(publish) => {
+                return operations.retires.publish(o, conn, id, caller, publish);
+            }
+            ClientToMaster::Delete(delete) => return operations.retires.delete(o, conn, id, caller, delete),
             ClientToMaster::DeleteMatching(delete) => {
-                return self.retires.delete_matching(o, conn, id, caller, &delete);
+                return operations.retires.delete_matching(o, conn, id, caller, &delete);
             }
-            ClientToMaster::Pin(pin) => return self.retires.pin(o, conn, id, namespace, &pin),
-            ClientToMaster::DropPins(drop) => return self.retires.drop_pins(o, conn, id, namespace, &drop),
-            ClientToMaster::Await(until) => return self.watches.watch(o, (conn, id), caller, until),
-            ClientToMaster::Why(it) => return self.explanations.why(o, (conn, id), caller, &it.keys),
-            ClientToMaster::Ack(ack) => return self.retires.ack(o, conn, id, caller, &ack),
+            ClientToMaster::Pin(pin) => return operations.retires.pin(o, conn, id, namespace, &pin),
+            ClientToMaster::DropPins(drop) => {
+                return operations.retires.drop_pins(o, conn, id, namespace, &drop);
+            }
+            ClientToMaster::Await(until) => return operations.watches.watch(o, (conn, id), caller, until),
+            ClientToMaster::Why(it) => return operations.explanations.why(o, (conn, id), caller, &it.keys),
+            ClientToMaster::Ack(ack) => return operations.retires.ack(o, conn, id, caller, &ack),
             ClientToMaster::OpenStream(open) => o.streams.open(&mut o.cx, caller, open),
-            ClientToMaster::EndStream(end) => return self.retires.end_stream(o, conn, id, caller, &end),
+            ClientToMaster::EndStream(end) => {
+                return operations.retires.end_stream(o, conn, id, caller, &end);
+            }
             ClientToMaster::Pull(pull) => match o.streams.pull(&mut o.cx, (conn, id), caller, pull) {
                 Ok(()) => return,
                 Err(reply) => *reply,
             },
-            ClientToMaster::Cancel(id) => self.cancel(conn, id),
+            ClientToMaster::Cancel(id) => {
+                operations.cancel(o, conn, id);
+                Reply::Done
+            }
             ClientToMaster::Lease(lease) => o.leases.lease(&mut o.cx, caller, &lease),
             ClientToMaster::Release(release) => {
                 o.leases.release(caller.client, &release.leases);
@@ -668,7 +678,7 @@ impl Master {
             ClientToMaster::SetPolicy(change) => return self.set_policy(conn, id, namespace, &change),
             ClientToMaster::Prefetch(prefetch) => {
                 let op = o.tier.prefetch(&mut o.cx, (conn, id), caller, &prefetch);
-                return op.into_iter().for_each(|op| self.end_fetch(op));
+                return op.into_iter().for_each(|op| end_fetch(o, op));
             }
             ClientToMaster::Resolve(resolve) => {
                 match o.tier.maybe_wait(&mut o.cx, (conn, id), caller, resolve) {
@@ -705,9 +715,12 @@ impl Master {
             }
             (MemberToMaster::Heartbeat(beat), Some(node)) => membership::heartbeat(o, node, *beat),
             (MemberToMaster::Decide(decide), Some(node)) => {
-                let Some(decide) = self.park_decide(conn, id, node, decide) else { return };
-                departures::remove_decided(&mut self.objects, &decide);
-                return self.retires.decide(&mut self.objects, conn, id, node, decide);
+                let operations = &mut self.operations;
+                let Some(decide) = operations.parking.park_decide(o, (conn, id), node, decide) else {
+                    return;
+                };
+                departures::remove_decided(o, &decide);
+                return operations.retires.decide(o, conn, id, node, decide);
             }
             (MemberToMaster::Released(released), Some(node)) => membership::released(o, node, &released),
             (MemberToMaster::ClientDied(client), Some(_)) => {
@@ -736,14 +749,14 @@ impl Master {
         match self.objects.cx.connections.close(conn) {
             None | Some(Party::Node(None)) => (),
             Some(Party::Node(Some(node))) => {
-                self.forget_answers(conn);
+                self.operations.forget(&mut self.objects, conn);
                 self.node_away(node, conn);
             }
             Some(Party::Client(caller)) => {
                 if self.objects.cx.connections.end_client(caller.client, conn) {
                     self.objects.client_broke(caller.client, true);
                 }
-                self.forget_answers(conn);
+                self.operations.forget(&mut self.objects, conn);
                 self.lose_sight(caller.client);
                 self.objects.forget_unused(caller.namespace);
             }
@@ -759,29 +772,6 @@ impl Master {
             self.objects.cx.effects.push_back(Effect::Ask(node, id, MasterToMember::ClientGone(client)));
         }
     }
-
-    /// A connection is closed: its requests are not answered. Deletes and drops continue.
-    fn forget_answers(&mut self, conn: ConnId) {
-        for op in self.objects.cx.waiting.of(conn) {
-            self.objects.tier.fetches().end(&mut self.objects.cx, op);
-            self.objects.streams.forget_pull(&mut self.objects.cx, op);
-            self.reservations.forget(&mut self.objects, op);
-            self.watches.forget(&mut self.objects.cx, op);
-            self.explanations.forget(&mut self.objects.cx, op);
-        }
-        self.forget_parked(conn);
-    }
-
-    /// A client no longer waits for an answer: its deadline is now.
-    fn cancel(&mut self, conn: ConnId, id: RequestId) -> Reply {
-        self.reservations.cancel(&mut self.objects.cx, conn, id);
-        self.watches.cancel(&mut self.objects.cx, conn, id);
-        self.cancel_parked(conn, id);
-        self.objects.tier.fetches().cancel(&mut self.objects.cx, conn, id);
-        self.objects.streams.cancel_pull(&mut self.objects.cx, conn, id);
-        self.end_waiting();
-        Reply::Done
-    }
 }
 
 fn unregistered() -> Reply {
@@ -794,5 +784,5 @@ fn refuse(reason: Reason, message: &str) -> Reply {
 
 /// The puts that wait because their clients have their share of the memory. For tests and simulations.
 pub fn waits_for_share(master: &Master) -> impl Iterator<Item = (ConnId, RequestId)> + '_ {
-    reserve::waits_for_share(&master.reservations)
+    reserve::waits_for_share(&master.operations.reservations)
 }

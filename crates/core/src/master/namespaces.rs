@@ -127,9 +127,8 @@ impl Objects {
     fn is_unused(&self, index: NamespaceIndex) -> bool {
         let is_empty = self.cx.catalog.namespace(index).is_some_and(|it| it.objects == 0);
         // A member that has yet to report may bring objects, and the floors of names refer to namespaces.
-        let has_reports = self.unreported.is_empty() && self.unheard.is_empty() && self.floors.is_empty();
         is_empty
-            && has_reports
+            && self.reports.are_over()
             && !self.cx.connections.has_clients_in(index)
             && !self.cx.quotas.knows(index)
             && guarantees::held(&self.cx, index) == 0

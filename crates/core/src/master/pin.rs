@@ -163,16 +163,6 @@ impl Objects {
         object.replicas().filter(|(node, _)| !self.tier.is_unsettled(object.generation(), *node))
     }
 
-    /// A node has written attributes.
-    pub(super) fn attributes_set(
-        &mut self,
-        node: NodeIndex,
-        id: RequestId,
-        objects: &[(ObjectIndex, Generation, SlotRef)],
-    ) {
-        objects.iter().for_each(|(index, ..)| self.unwritten.confirmed(*index, node, Some(id)));
-    }
-
     /// Merges the attributes of one more copy, from an earlier epoch. Additional attributes count: the
     /// nodes of the other copies may have been away when they were set.
     pub(super) fn merge_attributes(&mut self, index: ObjectIndex, written: &Attributes) {

@@ -54,7 +54,7 @@ impl Retires {
         }
         let mut outcomes = Vec::with_capacity(publish.items.len());
         let mut held: BTreeMap<NodeIndex, Held> = BTreeMap::new();
-        let mut told = Others::new();
+        let mut told = Others::default();
         let mut homes: BTreeMap<NodeIndex, Vec<usize>> = BTreeMap::new();
         let mut items: BTreeMap<NodeIndex, Vec<usize>> = BTreeMap::new();
         for (index, item) in publish.items.into_iter().enumerate() {
@@ -75,7 +75,7 @@ impl Retires {
         let op = o.cx.next_op();
         let mut sent = BTreeMap::new();
         let mut behind = Vec::new();
-        for (node, (mut settle, objects)) in told {
+        for (node, (mut settle, objects)) in told.0 {
             if let Some(held) = held.get_mut(&node) {
                 retire_with(&o.cx, node, &mut settle, held);
             }
@@ -171,7 +171,7 @@ impl Master {
             }
             _ => return,
         };
-        self.retires.confirmed(&mut self.objects, id, op);
+        self.operations.retires.confirmed(&mut self.objects, id, op);
     }
 }
 

@@ -365,7 +365,7 @@ impl Reservations {
         }
         let affordable = o.cx.quota_left(namespace).checked_div(charge).unwrap_or(u64::MAX);
         let wanted = wanted.min(usize::try_from(affordable).unwrap_or(usize::MAX));
-        let lack = |node: NodeIndex| o.lack(node, item.refusals.get(&node), need);
+        let lack = |node: NodeIndex| Lack::on(&o.cx, node, item.refusals.get(&node), need);
         let mut chosen = Vec::new();
         for &node in &candidates {
             let has_bytes =
@@ -478,7 +478,7 @@ impl Reservations {
             need.bytes > it.usage.capacity || item.refusals.get(&node).is_some_and(Refused::is_for_ever)
         };
         let lacks = |(node, it): (NodeIndex, &Member)| {
-            let lack = o.lack(node, item.refusals.get(&node), need);
+            let lack = Lack::on(&o.cx, node, item.refusals.get(&node), need);
             let is_named = need.bytes <= it.free && !lack.is_met();
             if is_named { lack.resource() } else { Resource::Bytes }
         };
@@ -669,8 +669,11 @@ impl Objects {
             return u64::MAX;
         }
         let soft_pinned_too = self.cx.config.evict_soft_pinned;
-        let rules =
-            Eviction { soft_pinned_too, on_disk_only: !self.floors.has_space(), ..Eviction::default() };
+        let rules = Eviction {
+            soft_pinned_too,
+            on_disk_only: !self.reports.floors.has_space(),
+            ..Eviction::default()
+        };
         let unshielded = guarantees::evictable_for(&self.cx, node, rules, spared);
         let is_free = |it: &Object| !spared.has(it.namespace());
         unshielded.saturating_add(self.tier.shielded_bytes(&self.cx, |it, on| on == node && is_free(it)))
@@ -678,7 +681,7 @@ impl Objects {
 
     /// The next object that may leave a node, of all but these namespaces.
     fn next_victim_but(&self, node: NodeIndex, on_disk_only: bool, spared: &Spared) -> Option<ObjectIndex> {
-        let on_disk_only = on_disk_only || !self.floors.has_space();
+        let on_disk_only = on_disk_only || !self.reports.floors.has_space();
         let samples_too = sabotaged!(self.cx.config.sabotage, EvictSamples);
         let rules = Eviction {
             soft_pinned_too: self.cx.config.evict_soft_pinned,

@@ -5,12 +5,12 @@
 //! much is evicted there before the node is asked again.
 
 use super::{
-    Objects,
     catalog::{NodeIndex, Object},
+    context::Context,
 };
 use crate::{
     attributes::Attributes,
-    message::{Resource, Shortage},
+    message::{Resource, Shortage, Usage},
     sabotage::sabotaged,
     space_for,
 };
@@ -82,6 +82,38 @@ pub(super) struct Lack {
 }
 
 impl Lack {
+    /// The amount to free on a node for an object, in addition to its bytes.
+    pub(super) fn on(cx: &Context, node: NodeIndex, refused: Option<&Refused>, need: Demand) -> Self {
+        let lack = Self::of(cx.members.get(node).map(|it| it.usage).unwrap_or_default(), refused, need);
+        let is_kept = match lack.resource {
+            Resource::Bytes | Resource::Share => false,
+            Resource::Slots => sabotaged!(cx.config.sabotage, KeepSlots),
+            Resource::KeySpace => sabotaged!(cx.config.sabotage, KeepKeySpace),
+            Resource::Contiguous => sabotaged!(cx.config.sabotage, KeepPieces),
+        };
+        if is_kept { Self::default() } else { lack }
+    }
+
+    /// The same for a node with that usage.
+    fn of(usage: Usage, refused: Option<&Refused>, need: Demand) -> Self {
+        if let Some((refused, it)) = refused.and_then(|it| Some((it, it.shortage?))) {
+            let doubled = refused.rounds.saturating_sub(EXACT_ROUNDS).min(u64::BITS - 1);
+            let times = |amount: u64| amount.saturating_mul(1 << doubled);
+            return Self { resource: it.resource, amount: times(it.amount), bytes: times(it.bytes) };
+        }
+        let name_max = usage.name_max.unwrap_or(u64::MAX);
+        let bytes = need.bytes.saturating_add(need.name_len).saturating_add(GROWTH_BYTES);
+        match name_max {
+            max if need.name_len <= max => Self::default(),
+            // The node recalls offers, which have records and name space, before it refuses.
+            _ if usage.offered > 0 => Self::default(),
+            // The node can tell whether the name would ever fit, so nothing is evicted needlessly.
+            _ if need.name_len > usage.capacity / LONG_NAME_SHARE => Self::default(),
+            0 => Self { resource: Resource::Slots, amount: 1, bytes },
+            _ => Self { resource: Resource::KeySpace, amount: need.name_len, bytes },
+        }
+    }
+
     pub(super) fn resource(&self) -> Resource {
         self.resource
     }
@@ -104,39 +136,5 @@ impl Lack {
             }
         };
         self.amount = self.amount.saturating_sub(freed);
-    }
-}
-
-impl Objects {
-    /// The amount to free on a node for an object, in addition to its bytes.
-    pub(super) fn lack(&self, node: NodeIndex, refused: Option<&Refused>, need: Demand) -> Lack {
-        let lack = self.lack_of(node, refused, need);
-        let is_kept = match lack.resource {
-            Resource::Bytes | Resource::Share => false,
-            Resource::Slots => sabotaged!(self.cx.config.sabotage, KeepSlots),
-            Resource::KeySpace => sabotaged!(self.cx.config.sabotage, KeepKeySpace),
-            Resource::Contiguous => sabotaged!(self.cx.config.sabotage, KeepPieces),
-        };
-        if is_kept { Lack::default() } else { lack }
-    }
-
-    fn lack_of(&self, node: NodeIndex, refused: Option<&Refused>, need: Demand) -> Lack {
-        if let Some((refused, it)) = refused.and_then(|it| Some((it, it.shortage?))) {
-            let doubled = refused.rounds.saturating_sub(EXACT_ROUNDS).min(u64::BITS - 1);
-            let times = |amount: u64| amount.saturating_mul(1 << doubled);
-            return Lack { resource: it.resource, amount: times(it.amount), bytes: times(it.bytes) };
-        }
-        let usage = self.cx.members.get(node).map(|it| it.usage).unwrap_or_default();
-        let name_max = usage.name_max.unwrap_or(u64::MAX);
-        let bytes = need.bytes.saturating_add(need.name_len).saturating_add(GROWTH_BYTES);
-        match name_max {
-            max if need.name_len <= max => Lack::default(),
-            // The node recalls offers, which have records and name space, before it refuses.
-            _ if usage.offered > 0 => Lack::default(),
-            // The node can tell whether the name would ever fit, so nothing is evicted needlessly.
-            _ if need.name_len > usage.capacity / LONG_NAME_SHARE => Lack::default(),
-            0 => Lack { resource: Resource::Slots, amount: 1, bytes },
-            _ => Lack { resource: Resource::KeySpace, amount: need.name_len, bytes },
-        }
     }
 }

@@ -2,11 +2,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::{Caller, Context, Master, Objects, OpId, catalog::NamespaceIndex};
+use super::{Caller, Context, Objects, OpId, catalog::NamespaceIndex};
 use crate::{
     ConnId, RequestId, Tick,
     message::{Await, Reply},
-    sabotage::sabotaged,
 };
 
 /// A client that waits until the usage of a namespace has reached a limit.
@@ -21,8 +20,6 @@ struct Watching {
 
 /// Maximum number of watchers that one event answers. The others are answered by the next pieces of work.
 const ANSWERS_MAX: usize = 64;
-/// Maximum number of waiting puts that one event tries again, likewise.
-const TRIES_MAX: usize = 64;
 
 /// All requests that watch a namespace.
 #[derive(Debug, Default)]
@@ -150,23 +147,5 @@ impl Watches {
             let stat = o.namespace_stat(watching.namespace);
             o.cx.reply(watching.conn, watching.id, Reply::Awaited(Box::new(stat)));
         }
-    }
-}
-
-impl Master {
-    /// Retries the puts and watchers that wait, a bounded number at a time. Serving one put may free space
-    /// for the next; each is served at most once per change.
-    pub(super) fn wake(&mut self) {
-        let last_first = sabotaged!(self.objects.cx.config.sabotage, ServeTheLast);
-        for _ in 0..TRIES_MAX {
-            let Some(op) = self.objects.cx.quotas.next_untried(last_first) else { break };
-            self.reservations.try_again(&mut self.objects, op);
-        }
-        self.watches.look_at_all(&mut self.objects);
-    }
-
-    /// Whether puts or watchers are left that the last change may serve.
-    pub(super) fn has_more_to_wake(&self) -> bool {
-        self.objects.cx.quotas.has_untried() || self.watches.has_more()
     }
 }

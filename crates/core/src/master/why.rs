@@ -150,6 +150,7 @@ impl Objects {
         let Some(object) = self.cx.catalog.get(index) else { return Why::Unknown };
         let attributes = object.attributes().cloned().unwrap_or_default();
         let (acked, sample) = attributes.sample.map(|it| (it.acked, it.consumption)).unzip();
+        let ago = |at: Tick| self.cx.now.0.saturating_sub(at.0);
         let name = |node| self.cx.members.name(node);
         let readable = |node| self.cx.members.get(node).is_some_and(|it| it.readable());
         // A copy that is being written does not exist yet.
@@ -176,8 +177,8 @@ impl Objects {
             viewers: Vec::new(),
             viewers_more: 0,
             sends: 0,
-            age_ms: self.ago(object.put()),
-            idle_ms: self.ago(object.touched()),
+            age_ms: ago(object.put()),
+            idle_ms: ago(object.touched()),
             lease_ms: object.lease_until().0.saturating_sub(self.cx.now.0),
             writer: self.cx.connections.label(object.writer()),
             reader: self.cx.connections.label(object.reader()),
@@ -188,9 +189,5 @@ impl Objects {
             copy_wait,
             ttl_ms: attributes.expiry.as_ref().map(|it| it.ttl_ms),
         }))
-    }
-
-    fn ago(&self, at: Tick) -> u64 {
-        self.cx.now.0.saturating_sub(at.0)
     }
 }

@@ -31,6 +31,7 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 use crate::{
     Generation, Key, SlotRef, Tick,
     attributes::Attributes,
+    message::{OWNERS_MAX, OwnerStat},
     names::{NIL, Names},
     sabotage::Sabotage,
 };
@@ -101,9 +102,9 @@ pub(super) struct NewObject {
 
 /// The objects that one owner pins in one namespace.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Pinned {
-    pub(super) objects: u64,
-    pub(super) bytes: u64,
+struct Pinned {
+    objects: u64,
+    bytes: u64,
 }
 
 type Owners = BTreeMap<(NamespaceIndex, String), Pinned>;
@@ -465,10 +466,18 @@ impl Catalog {
         self.relist(index);
     }
 
-    /// The pins of each owner in a namespace, in the order of the names.
-    pub(super) fn owners(&self, namespace: NamespaceIndex) -> impl Iterator<Item = (&str, Pinned)> {
-        let all = self.owners.range((namespace, String::new())..);
-        all.take_while(move |it| it.0.0 == namespace).map(|((_, owner), pinned)| (owner.as_str(), *pinned))
+    /// The pins of the owners in a namespace, those with the most bytes first.
+    pub(super) fn owners(&self, namespace: NamespaceIndex) -> Vec<OwnerStat> {
+        let all = self.owners.range((namespace, String::new())..).take_while(|it| it.0.0 == namespace);
+        let stat = |((_, owner), pinned): (&(NamespaceIndex, String), &Pinned)| OwnerStat {
+            owner: owner.clone(),
+            objects: pinned.objects,
+            bytes: pinned.bytes,
+        };
+        let mut owners: Vec<_> = all.map(stat).collect();
+        owners.sort_by_key(|it| std::cmp::Reverse(it.bytes));
+        owners.truncate(OWNERS_MAX);
+        owners
     }
 
     /// Everything that an owner pins in a namespace.

@@ -211,23 +211,24 @@ impl Master {
 
     /// Restores the saved state of an earlier master. Members that are not in the roster must report, too.
     pub(in crate::master) fn restore(&mut self, saved: Saved, unrecorded: Vec<SavedMember>) {
-        self.objects.cx.cluster = Cluster::new(saved.clusters);
+        let o = &mut self.objects;
+        o.cx.cluster = Cluster::new(saved.clusters);
         for saved in saved.policies {
-            let namespace = self.objects.cx.catalog.intern(&saved.namespace);
-            self.objects.cx.quotas.set_policy(namespace, saved.policy);
+            let namespace = o.cx.catalog.intern(&saved.namespace);
+            o.cx.quotas.set_policy(namespace, saved.policy);
         }
-        saved.forgotten.into_iter().for_each(|it| self.objects.cx.members.forget(it));
+        saved.forgotten.into_iter().for_each(|it| o.cx.members.forget(it));
         for member in saved.members {
-            if !sabotaged!(self.objects.cx.config.sabotage, ForgetRoster) {
+            if !sabotaged!(o.cx.config.sabotage, ForgetRoster) {
                 let owed = member.owed_slot_refs();
-                self.objects.expect_report(member.info(), owed, true);
+                o.reports.expect(&mut o.cx, member.info(), owed, true);
             }
         }
         for member in unrecorded {
             let owed = member.owed_slot_refs();
-            self.objects.expect_report(member.info(), owed, false);
+            o.reports.expect(&mut o.cx, member.info(), owed, false);
         }
-        self.objects.tell_unreported();
+        o.reports.tell_awaited(&mut o.cx);
     }
 
     pub(in crate::master) fn set_policy(

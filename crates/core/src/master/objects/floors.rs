@@ -1,4 +1,4 @@
-//! The floors of names: see [`unreported`](crate::master::unreported).
+//! The floors of names: see [`reports`](super::reports).
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -9,13 +9,14 @@ pub(in crate::master) mod departing;
 pub(in crate::master) mod floors;
 pub(in crate::master) mod history;
 mod quota;
+pub(in crate::master) mod reports;
 pub(in crate::master) mod unwritten;
 
 use std::sync::Arc;
 
 use departing::Departures;
-use floors::Floors;
 use history::History;
+use reports::Reports;
 use unwritten::Unwritten;
 
 use super::{
@@ -32,7 +33,6 @@ use crate::{
     message::{Cause, Reply},
     sabotage::sabotaged,
 };
-use std::collections::BTreeSet;
 
 /// The copies of an object.
 type Replicas = Vec<(NodeIndex, SlotRef)>;
@@ -47,13 +47,7 @@ pub(in crate::master) struct Objects {
     pub(in crate::master) unwritten: Unwritten,
     pub(in crate::master) history: History,
     pub(in crate::master) departures: Departures,
-    /// Members that have not reported yet what they hold.
-    pub(in crate::master) unreported: BTreeSet<NodeIndex>,
-    /// Members that were given up before they had reported. They may still bring older objects.
-    pub(in crate::master) unheard: BTreeSet<NodeIndex>,
-    /// A member has reported, was given up or is lost, so deferred requests may continue.
-    pub(in crate::master) has_new_report: bool,
-    pub(in crate::master) floors: Floors,
+    pub(in crate::master) reports: Reports,
     /// The lookup in progress has met a removal that may be undone.
     pub(in crate::master) has_met_removal: bool,
     pub(in crate::master) next_generation: u64,
@@ -72,10 +66,7 @@ impl Objects {
             unwritten: Unwritten::default(),
             history: History::new(config.sabotage),
             departures: Departures::default(),
-            unreported: BTreeSet::new(),
-            unheard: BTreeSet::new(),
-            has_new_report: false,
-            floors: Floors::default(),
+            reports: Reports::default(),
             has_met_removal: false,
             next_generation: config.first_counter,
             swept_namespace: String::new(),
@@ -90,7 +81,7 @@ impl Objects {
         by: &str,
     ) -> Vec<(NodeIndex, SlotRef)> {
         let Some((name, generation, mut replicas)) = self.forget(index, cause, by) else { return Vec::new() };
-        self.raise_floor_above(&name, generation);
+        self.reports.raise_floor_above(&self.cx, &name, generation);
         let held = self.cx.held_copies(&name);
         for &(node, slot_ref) in &replicas {
             self.cx.pending_retires.insert(&name, node, slot_ref);
@@ -151,7 +142,7 @@ impl Objects {
         }
         let name = self.cx.members.name(node);
         let Some((object, generation, mut rest)) = self.forget(index, cause, "") else { return };
-        self.raise_floor(&object, generation);
+        self.reports.raise_floor(&self.cx, &object, generation);
         self.history.went_with(name);
         rest.retain(|(on, _)| *on != node);
         rest.iter().for_each(|(on, slot_ref)| self.cx.pending_retires.insert(&object, *on, *slot_ref));

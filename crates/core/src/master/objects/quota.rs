@@ -6,10 +6,10 @@ use super::Objects;
 use crate::{
     Key,
     master::{
-        catalog::{Eviction, NamespaceIndex, Pinned, Scope},
+        catalog::{Eviction, NamespaceIndex, Scope},
         context::guarantees,
     },
-    message::{HOLDERS_MAX, Held, Holder, NamespaceStat, OWNERS_MAX, OwnerStat, Quota},
+    message::{HOLDERS_MAX, Held, Holder, NamespaceStat, Quota},
     sabotage::sabotaged,
 };
 
@@ -112,21 +112,9 @@ impl Objects {
             samples_expired: samples.expired.0,
             sample_bytes_expired: samples.expired.1,
             waiting: self.cx.quotas.queue_len(index),
-            owners: self.owner_stats(index),
+            owners: self.cx.catalog.owners(index),
             holders,
         }
-    }
-
-    fn owner_stats(&self, index: NamespaceIndex) -> Vec<OwnerStat> {
-        let stat = |(owner, pinned): (&str, Pinned)| OwnerStat {
-            owner: owner.to_owned(),
-            objects: pinned.objects,
-            bytes: pinned.bytes,
-        };
-        let mut owners: Vec<_> = self.cx.catalog.owners(index).map(stat).collect();
-        owners.sort_by_key(|it| std::cmp::Reverse(it.bytes));
-        owners.truncate(OWNERS_MAX);
-        owners
     }
 
     /// The clients that hold memory of one namespace, or of each, so that a leak can be attributed.

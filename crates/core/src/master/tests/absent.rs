@@ -244,7 +244,7 @@ fn member_that_was_given_up_brings_back_nothing_older() {
     assert!(!cluster.has("deleted") && cluster.has("replaced") && cluster.has("kept"));
     assert_eq!((cluster.nodes[0].usage().objects, cluster.nodes[1].usage().objects), (1, 1));
     // All members have reported, so floors are not needed any more.
-    assert!(cluster.master.objects.unheard.is_empty());
+    assert!(cluster.master.objects.reports.are_over());
 }
 
 #[test]
@@ -256,17 +256,21 @@ fn floors_for_a_member_that_was_given_up_are_bounded() {
     let namespace = cluster.master.objects.cx.catalog.intern("default");
     let name = |it: usize| Arc::new(Name { namespace, key: key(&format!("k{it}")) });
     for it in 0..FLOORS_MAX {
-        cluster.master.objects.raise_floor(&name(it), generation(5));
+        let o = &mut cluster.master.objects;
+        o.reports.raise_floor(&o.cx, &name(it), generation(5));
     }
-    assert!(!cluster.master.objects.floors.has_space(), "nothing is evicted while reports are awaited");
+    assert!(
+        !cluster.master.objects.reports.floors.has_space(),
+        "nothing is evicted while reports are awaited"
+    );
     cluster.wait(20_000);
     assert!(cluster.master.unreported().is_empty());
     let o = &mut cluster.master.objects;
-    assert!(o.floors.has_space(), "a member that may never return stops no eviction");
+    assert!(o.reports.floors.has_space(), "a member that may never return stops no eviction");
     let late = name(FLOORS_MAX);
-    o.raise_floor(&late, generation(5));
-    assert!(o.floors.has_space() && o.floors.accepts(&late, generation(4)));
-    let held = (0..FLOORS_MAX).filter(|it| !o.floors.accepts(&name(*it), generation(4)));
+    o.reports.raise_floor(&o.cx, &late, generation(5));
+    assert!(o.reports.floors.has_space() && o.reports.floors.accepts(&late, generation(4)));
+    let held = (0..FLOORS_MAX).filter(|it| !o.reports.floors.accepts(&name(*it), generation(4)));
     assert_eq!(held.count(), FLOORS_MAX - 1);
 }
 

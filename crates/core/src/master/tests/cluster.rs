@@ -1,6 +1,6 @@
 //! A master with real nodes, for tests.
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use tiffin_node::{self as node, Node, NodeConfig, disk};
 
