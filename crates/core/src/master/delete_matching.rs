@@ -332,7 +332,7 @@ impl Master {
             || self.operations.has_more_to_wake(&self.objects.cx)
             || self.objects.cx.deadlines.has_due(self.objects.cx.now)
             || self.objects.has_overdue()
-            || self.objects.tier.has_repair_work(&self.objects.cx)
+            || self.objects.tier.repairs.has_work(&self.objects.cx)
     }
 
     /// Does one piece of work, if there is any. Jobs take turns. The shell drains the effects, serves other

@@ -48,7 +48,7 @@ pub(super) fn lose_member(
     o.cx.held_retires.forget(node);
     o.cx.release_retires(node);
     let version = o.cx.erase(Some(member));
-    o.tier.members_changed(&o.cx);
+    o.tier.repairs.members_changed(&o.cx);
     o.reports.end(&mut o.cx, node);
     let (next, kept) = (Some(0), 0);
     begin(o, node, Departing { how, segment, name, next, removed, kept, owed, asked, version });
@@ -63,7 +63,7 @@ pub(super) fn give_up_member(o: &mut Objects, node: NodeIndex) {
     let (segment, name) = (member.info.segment, member.info.name.clone());
     let how = Departure::Absent;
     o.cx.notice(Notice::Departs(name.clone(), how));
-    o.tier.members_changed(&o.cx);
+    o.tier.repairs.members_changed(&o.cx);
     match o.cx.members.get(node).is_some_and(Member::is_absent_and_unreported) {
         true => o.reports.give_up(&mut o.cx, node),
         false => o.reports.end(&mut o.cx, node),
@@ -190,7 +190,7 @@ fn end_departure(o: &mut Objects, node: NodeIndex) {
     o.tier.forget_member(&mut o.cx, node);
     o.cx.members.release(node);
     o.cx.notice(ended);
-    o.tier.members_changed(&o.cx);
+    o.tier.repairs.members_changed(&o.cx);
     if let Some((conn, id)) = asked.filter(|(conn, _)| o.cx.connections.is_open(*conn)) {
         let reply = Reply::Forgotten(Forgotten { members: 1, objects: removed });
         o.cx.when_saved(version, Effect::Reply(conn, id, reply));

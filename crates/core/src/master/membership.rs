@@ -335,7 +335,7 @@ fn end_joining(o: &mut Objects, node: NodeIndex) {
     o.cx.release_retires(node);
     o.cx.quotas.note_change();
     o.tier.wake();
-    o.tier.members_changed(&o.cx);
+    o.tier.repairs.members_changed(&o.cx);
     o.cx.notice(Notice::NodeReady(name));
     o.reports.end(&mut o.cx, node);
 }
@@ -461,7 +461,7 @@ impl Master {
         member.owed.extend(told);
         member.standing = Standing::Away(self.objects.cx.now);
         self.objects.tier.member_away(&mut self.objects.cx, node);
-        self.objects.tier.members_changed(&self.objects.cx);
+        self.objects.tier.repairs.members_changed(&self.objects.cx);
         self.operations.member_away(&mut self.objects, node);
     }
 
@@ -528,7 +528,7 @@ impl Master {
         member.standing = Standing::Silent;
         let name = member.info.name.clone();
         self.objects.cx.notice(Notice::NodeSilent(name));
-        self.objects.tier.members_changed(&self.objects.cx);
+        self.objects.tier.repairs.members_changed(&self.objects.cx);
         self.operations.member_silent(&mut self.objects, node);
     }
 }

@@ -398,7 +398,7 @@ impl Master {
             unreported: self.unreported(),
             undecided: self.undecided_count() as u64,
             tier: Box::new(self.objects.tier.stat(&self.objects.cx)),
-            copies: self.objects.tier.copy_stat(),
+            copies: self.objects.tier.repairs.stat(),
             streams: self.objects.streams.stats(&self.objects.cx, STREAMS_LISTED_MAX),
         }
     }

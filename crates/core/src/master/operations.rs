@@ -78,7 +78,7 @@ impl Operations {
             self.retires.confirm_no_longer(o, op);
             self.watches.end_watch(o, op);
             self.parking.end(o, op);
-            if o.tier.fetches().is_late(&o.cx, op) {
+            if o.tier.fetches.is_late(&o.cx, op) {
                 end_fetch(o, op);
             }
             o.streams.end_pull(&mut o.cx, &mut o.leases, op);
@@ -117,7 +117,7 @@ impl Operations {
     /// them.
     pub(super) fn serve_tier(&mut self, o: &mut Objects) {
         o.tier.serve(&mut o.cx);
-        while let Some(op) = o.tier.fetches().take_woken() {
+        while let Some(op) = o.tier.fetches.take_woken() {
             end_fetch(o, op);
         }
     }
@@ -125,7 +125,7 @@ impl Operations {
     /// A connection is closed: its requests are not answered. Deletes and drops continue.
     pub(super) fn forget(&mut self, o: &mut Objects, conn: ConnId) {
         for op in o.cx.waiting.of(conn) {
-            o.tier.fetches().end(&mut o.cx, op);
+            o.tier.fetches.end(&mut o.cx, op);
             o.streams.forget_pull(&mut o.cx, op);
             self.reservations.forget(o, op);
             self.watches.forget(&mut o.cx, op);
@@ -139,7 +139,7 @@ impl Operations {
         self.reservations.cancel(&mut o.cx, conn, id);
         self.watches.cancel(&mut o.cx, conn, id);
         self.parking.cancel(&mut o.cx, conn, id);
-        o.tier.fetches().cancel(&mut o.cx, conn, id);
+        o.tier.fetches.cancel(&mut o.cx, conn, id);
         o.streams.cancel_pull(&mut o.cx, conn, id);
         self.end_late(o);
     }
@@ -222,7 +222,7 @@ impl Operations {
 
 /// Answers a request that has waited for promotions.
 pub(super) fn end_fetch(o: &mut Objects, op: OpId) {
-    let Some(fetching) = o.tier.fetches().end(&mut o.cx, op) else { return };
+    let Some(fetching) = o.tier.fetches.end(&mut o.cx, op) else { return };
     let (conn, id, caller) = (fetching.conn, fetching.id, Arc::clone(&fetching.caller));
     if !o.cx.connections.is_open(conn) {
         return;

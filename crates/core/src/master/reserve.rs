@@ -676,7 +676,8 @@ impl Objects {
         };
         let unshielded = guarantees::evictable_for(&self.cx, node, rules, spared);
         let is_free = |it: &Object| !spared.has(it.namespace());
-        unshielded.saturating_add(self.tier.shielded_bytes(&self.cx, |it, on| on == node && is_free(it)))
+        unshielded
+            .saturating_add(self.tier.promoted.shielded_bytes(&self.cx, |it, on| on == node && is_free(it)))
     }
 
     /// The next object that may leave a node, of all but these namespaces.
@@ -694,7 +695,7 @@ impl Objects {
         let victim = self.cx.catalog.next_victim(node, now, rules, &none_of).or_else(|| {
             let is_there = |it: &Object| it.in_memory().any(|(on, _)| on == node);
             let may_go = |it: &Object| is_there(it) && !none_of.contains(&it.namespace());
-            self.tier.next_shielded(&self.cx, may_go).filter(|_| !on_disk_only)
+            self.tier.promoted.next_shielded(&self.cx, may_go).filter(|_| !on_disk_only)
         })?;
         let pinned = self.cx.catalog.get(victim).is_some_and(|it| it.hard_pin());
         (!(samples_too && pinned)).then_some(victim)

@@ -109,9 +109,9 @@ impl Objects {
                 items.push(outcome);
             }
             if resolve.touch && resolve.locate {
-                self.tier.end_shields(&mut self.cx, found.iter().flatten());
+                self.tier.promoted.end_shields(&mut self.cx, found.iter().flatten());
             } else if resolve.lease {
-                found.iter().flatten().for_each(|index| self.tier.unshield(*index));
+                found.iter().flatten().for_each(|index| self.tier.promoted.unshield(*index));
             }
             if resolve.touch || resolve.lease {
                 let found = found.get(..keys.len()).unwrap_or(&[]);
@@ -163,7 +163,7 @@ impl Objects {
             let probes = sabotaged!(self.cx.config.sabotage, ProbeTouches) && exists.ahead != Ahead::Nothing;
             if exists.touch || exists.lease || probes {
                 if lease.is_some() {
-                    found.iter().flatten().for_each(|index| self.tier.unshield(*index));
+                    found.iter().flatten().for_each(|index| self.tier.promoted.unshield(*index));
                 }
                 let found = found.get(..keys.len()).unwrap_or(&[]);
                 let is_read = exists.touch || sabotaged!(self.cx.config.sabotage, LeaseReads);

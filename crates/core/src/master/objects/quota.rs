@@ -44,8 +44,8 @@ impl Objects {
                 let waits = may_wait && self.tier.demote_namespace(&mut self.cx, namespace, short);
                 let rules = Eviction { demoting_too: true, ..rules };
                 victim = self.cx.catalog.next_victim_of(namespace, self.cx.now, rules).filter(|_| !waits);
-                victim =
-                    victim.or_else(|| self.tier.next_shielded(&self.cx, |it| it.namespace() == namespace));
+                victim = victim
+                    .or_else(|| self.tier.promoted.next_shielded(&self.cx, |it| it.namespace() == namespace));
             }
             let Some(victim) = victim else {
                 return Err(Quota { used: self.cx.used(namespace), limit, need });
@@ -64,7 +64,7 @@ impl Objects {
         let soft_pinned_too = self.cx.config.evict_soft_pinned;
         let rules = Eviction { soft_pinned_too, demoting_too: true, ..Eviction::default() };
         let unshielded = self.cx.catalog.evictable(Scope::Namespace(namespace), self.cx.now, rules);
-        let shielded = self.tier.shielded_bytes(&self.cx, |it, _| it.namespace() == namespace);
+        let shielded = self.tier.promoted.shielded_bytes(&self.cx, |it, _| it.namespace() == namespace);
         unshielded.saturating_add(shielded)
     }
 

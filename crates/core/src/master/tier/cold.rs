@@ -31,7 +31,7 @@ impl Tier {
             return false;
         }
         let times = (requested, cx.now);
-        let is_promoted = |it| self.promotions.is_unread(it);
+        let is_promoted = |it| self.promoted.is_unread(it);
         let scope = Scope::Node(node);
         let (warm_ms, need) = (warm_ms(cx), need - free);
         let victims = cx.catalog.cold_victims(scope, times, warm_ms, need, is_promoted, &spared);
@@ -62,7 +62,7 @@ impl Tier {
         }
         let limit = cx.quotas.policy(namespace).and_then(|it| it.quota).unwrap_or(u64::MAX);
         let scope = Scope::Namespace(namespace);
-        let (times, is_promoted) = ((requested, cx.now), |it| self.promotions.is_unread(it));
+        let (times, is_promoted) = ((requested, cx.now), |it| self.promoted.is_unread(it));
         let (warm_ms, short) = (warm_ms(cx), need - left);
         let victims = cx.catalog.cold_victims(scope, times, warm_ms, short, is_promoted, &[]);
         let Some(victims) = victims.filter(|_| need <= limit) else { return false };

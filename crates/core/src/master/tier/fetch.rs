@@ -73,6 +73,21 @@ impl Fetches {
         self.all.len()
     }
 
+    /// Lets a request wait. Returns it if it has nothing to wait for, or may not wait.
+    fn insert(&mut self, cx: &mut Context, fetching: Fetching) -> Option<OpId> {
+        let op = cx.next_op();
+        let at_once = fetching.awaited.is_empty() || fetching.deadline <= cx.now;
+        // A request that may not wait is answered with what is known now.
+        let asked = (fetching.conn, fetching.id);
+        let may_wait = at_once || cx.wait(op, asked, &fetching.caller, fetching.ask.bytes()).is_ok();
+        for generation in &fetching.awaited {
+            self.by_promotion.entry(*generation).or_default().insert(op);
+        }
+        cx.deadlines.list(fetching.deadline, op);
+        self.all.insert(op, fetching);
+        (at_once || !may_wait).then_some(op)
+    }
+
     /// Whether a request waits for that promotion.
     pub(super) fn has_any_for(&self, generation: Generation) -> bool {
         self.by_promotion.get(&generation).is_some_and(|it| !it.is_empty())
@@ -146,11 +161,6 @@ impl Fetches {
 }
 
 impl Tier {
-    /// The requests that wait for promotions.
-    pub(in crate::master) fn fetches(&mut self) -> &mut Fetches {
-        &mut self.promotions.fetches
-    }
-
     /// Promotes objects that a client will read soon, or cancels that. Returns the request if it must be
     /// answered at once.
     pub(in crate::master) fn prefetch(
@@ -183,7 +193,7 @@ impl Tier {
         let deadline = cx.now.after(prefetch.wait_ms);
         let (caller, since) = (Arc::clone(caller), cx.now);
         let ask = Ask::Prefetch(items, BTreeSet::new());
-        self.fetch(cx, Fetching { conn, id, caller, ask, awaited, since, deadline })
+        self.fetches.insert(cx, Fetching { conn, id, caller, ask, awaited, since, deadline })
     }
 
     /// Lets a get of objects that are being promoted wait, if it may. Otherwise returns it.
@@ -213,27 +223,11 @@ impl Tier {
         let deadline = cx.now.after(resolve.wait_ms);
         let (caller, since) = (Arc::clone(caller), cx.now);
         let ask = Ask::Resolve(Resolve { wait_ms: 0, ..resolve });
-        let op = self.fetch(cx, Fetching { conn, id, caller, ask, awaited, since, deadline })?;
-        match self.promotions.fetches.end(cx, op)?.ask {
+        let op = self.fetches.insert(cx, Fetching { conn, id, caller, ask, awaited, since, deadline })?;
+        match self.fetches.end(cx, op)?.ask {
             Ask::Resolve(resolve) => Some(resolve),
             Ask::Prefetch(..) => None,
         }
-    }
-
-    /// Lets a request wait. Returns it if it has nothing to wait for, or may not wait.
-    fn fetch(&mut self, cx: &mut Context, fetching: Fetching) -> Option<OpId> {
-        let op = cx.next_op();
-        let at_once = fetching.awaited.is_empty() || fetching.deadline <= cx.now;
-        // A request that may not wait is answered with what is known now.
-        let asked = (fetching.conn, fetching.id);
-        let may_wait = at_once || cx.wait(op, asked, &fetching.caller, fetching.ask.bytes()).is_ok();
-        let fetches = &mut self.promotions.fetches;
-        for generation in &fetching.awaited {
-            fetches.by_promotion.entry(*generation).or_default().insert(op);
-        }
-        cx.deadlines.list(fetching.deadline, op);
-        fetches.all.insert(op, fetching);
-        (at_once || !may_wait).then_some(op)
     }
 
     /// The answer to a request that has ended.

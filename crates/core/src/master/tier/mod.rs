@@ -12,6 +12,7 @@ mod cold;
 mod demote;
 mod fetch;
 mod promote;
+mod promoted;
 mod refused;
 mod repair;
 mod shield;
@@ -22,8 +23,10 @@ mod write_through;
 use demote::Demotions;
 pub(super) use demote::{DemotionEnd, Leaving, ends};
 pub(super) use fetch::Fetched;
+use fetch::Fetches;
 use promote::Promotions;
 pub(super) use promote::{PromotionId, end_copy_at};
+use promoted::Promoted;
 pub use repair::RepairConfig;
 use repair::Repairs;
 
@@ -85,7 +88,10 @@ impl Default for TierConfig {
 pub(super) struct Tier {
     demotions: Demotions,
     promotions: Promotions,
-    repairs: Repairs,
+    /// The requests that wait for promotions.
+    pub(super) fetches: Fetches,
+    pub(super) promoted: Promoted,
+    pub(super) repairs: Repairs,
     stat: TierStat,
 }
 
@@ -94,6 +100,8 @@ impl Tier {
         Self {
             demotions: Demotions::new(epoch),
             promotions: Promotions::new(config.throttle),
+            fetches: Fetches::default(),
+            promoted: Promoted::default(),
             repairs: Repairs::new(config.repair),
             stat: TierStat::default(),
         }
@@ -106,7 +114,7 @@ impl Tier {
 
     /// Starts what has become possible: promotions that waited for memory, then demotions.
     pub(super) fn serve(&mut self, cx: &mut Context) {
-        self.notice_lost_copies(cx);
+        self.repairs.notice_lost_copies(cx);
         self.serve_promotions(cx);
         self.demotions.write_ahead(cx, &self.promotions.queue);
     }
@@ -124,7 +132,7 @@ impl Tier {
     pub(super) fn next_timeout(&self, cx: &Context) -> Option<Tick> {
         let late = self.promotions.throttle.next_late().map(Tick);
         let pause = self.demotions.next_pause_end(cx.now);
-        let times = [late, self.next_promotion(cx), pause, self.next_repair(cx)];
+        let times = [late, self.promotions.queue.next_try(cx), pause, self.repairs.next(cx)];
         times.into_iter().flatten().min()
     }
 
@@ -135,7 +143,7 @@ impl Tier {
 
     /// Number of requests that wait for promotions.
     pub(super) fn waiting_count(&self) -> usize {
-        self.promotions.fetches.len()
+        self.fetches.len()
     }
 
     /// An object was committed: its namespace may want a disk copy at once.
@@ -187,7 +195,7 @@ impl Tier {
         index: ObjectIndex,
         generation: Generation,
     ) -> u64 {
-        self.note_unread_leaves(index);
+        self.stat.promoted_unused += u64::from(self.promoted.leave(index));
         self.end_promotion(cx, generation, tiffin_throttle::End::Cancelled);
         self.end_waiting_promotion(cx, &generation, false);
         self.demotions.refusals.take(generation)
@@ -230,7 +238,7 @@ impl Tier {
             cx.catalog.drop_replica(index, on);
             cx.pending_retires.insert(&name, on, slot_ref);
         }
-        self.note_unread_leaves(index);
+        self.stat.promoted_unused += u64::from(self.promoted.leave(index));
         cx.retire(leaving, None);
         cx.quotas.note_change();
         true
@@ -254,7 +262,10 @@ impl Tier {
             let Some(object) = cx.catalog.get(index) else { continue };
             if cx.is_in_memory(object) {
                 memory += 1;
-                self.count_memory_hit(index);
+                if let Some(generation) = self.promoted.read(index) {
+                    self.promotions.throttle.forget_done(&generation);
+                    self.stat.promoted_used += 1;
+                }
             } else {
                 let is_here = |it: NodeIndex| cx.members.get(it).is_some_and(|it| it.info.host == host);
                 far += u64::from(!object.readable_on_disks().any(|(disk, _)| is_here(disk)));

@@ -20,7 +20,7 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use tiffin_throttle::{Config, End, Throttle, Token, Verdict};
 
-use super::{Tier, fetch::Fetches, shield::Shields, sketch::Sketch, waiting::MemoryQueue};
+use super::{Tier, sketch::Sketch, waiting::MemoryQueue};
 use crate::master::{
     Notice, Wait,
     catalog::{LabelIndex, NamespaceIndex, NodeIndex, Object, ObjectIndex},
@@ -111,18 +111,13 @@ pub(super) struct Promoting {
     wanted_by: Option<ClientId>,
 }
 
-/// All promotions, and the requests that wait for them.
+/// All promotions.
 #[derive(Debug)]
 pub(super) struct Promotions {
     pub(super) throttle: Throttle<Generation>,
     /// Promotions that wait for memory.
     pub(super) queue: MemoryQueue,
-    /// Promoted objects that are protected from eviction for a while.
-    shields: Shields,
     pub(super) running: BTreeMap<Generation, Promoting>,
-    pub(super) fetches: Fetches,
-    /// Promoted objects that no client has read yet.
-    unread: BTreeMap<ObjectIndex, Generation>,
     sketch: Sketch,
 }
 
@@ -131,17 +126,9 @@ impl Promotions {
         Self {
             throttle: Throttle::new(config),
             queue: MemoryQueue::default(),
-            shields: Shields::default(),
             running: BTreeMap::new(),
-            fetches: Fetches::default(),
-            unread: BTreeMap::new(),
             sketch: Sketch::default(),
         }
-    }
-
-    /// Whether an object was promoted and no client has read it since.
-    pub(super) fn is_unread(&self, index: ObjectIndex) -> bool {
-        self.unread.contains_key(&index)
     }
 
     /// Number of promotions that run, or wait for memory.
@@ -158,11 +145,6 @@ impl Promotions {
 }
 
 impl Tier {
-    /// A client leased an object, so the lease protects it from now on.
-    pub(in crate::master) fn unshield(&mut self, index: ObjectIndex) {
-        self.promotions.shields.remove(index);
-    }
-
     /// Whether a copy in memory has no record yet. It gets its attributes with the record.
     pub(in crate::master) fn is_unsettled(&self, generation: Generation, node: NodeIndex) -> bool {
         self.promotions.running.get(&generation).is_some_and(|it| it.node == node && !it.settling)
@@ -213,63 +195,6 @@ impl Tier {
             // A recent promotion, after which the object left memory again, does not prevent this one.
             self.promotions.throttle.forget_done(&Generation { epoch, counter });
             self.promote(cx, index, None);
-        }
-    }
-
-    /// Objects are being read: those that were promoted for that need no further protection.
-    pub(in crate::master) fn end_shields<'a>(
-        &mut self,
-        cx: &mut Context,
-        found: impl Iterator<Item = &'a ObjectIndex>,
-    ) {
-        for &index in found {
-            if let Some((before, until)) = self.promotions.shields.remove(index) {
-                cx.catalog.end_protection(index, before, until);
-            }
-        }
-    }
-
-    /// A get was answered with a copy in memory that may have been promoted for it.
-    pub(super) fn count_memory_hit(&mut self, index: ObjectIndex) {
-        if self.promotions.unread.is_empty() {
-            return;
-        }
-        if let Some(generation) = self.promotions.unread.remove(&index) {
-            self.promotions.throttle.forget_done(&generation);
-            self.stat.promoted_used += 1;
-        }
-    }
-
-    /// The first protected promoted object that is wanted. A put evicts it if nothing else can be evicted,
-    /// because it has a disk copy.
-    pub(in crate::master) fn next_shielded(
-        &self,
-        cx: &Context,
-        wanted: impl Fn(&Object) -> bool,
-    ) -> Option<ObjectIndex> {
-        let mut protected = self.promotions.shields.unleased(cx.now);
-        protected.find(|index| cx.catalog.get(*index).is_some_and(|it| is_last_resort(it) && wanted(it)))
-    }
-
-    /// The memory of the wanted copies of such objects.
-    pub(in crate::master) fn shielded_bytes(
-        &self,
-        cx: &Context,
-        wanted: impl Fn(&Object, NodeIndex) -> bool,
-    ) -> u64 {
-        let protected = self.promotions.shields.unleased(cx.now).filter_map(|it| cx.catalog.get(it));
-        let bytes = protected.filter(|it| is_last_resort(it)).map(|it| {
-            let copies = it.in_memory().filter(|(node, _)| wanted(it, *node)).count() as u64;
-            it.space_of_one().saturating_mul(copies)
-        });
-        bytes.fold(0, u64::saturating_add)
-    }
-
-    /// An object leaves memory, perhaps unread.
-    pub(super) fn note_unread_leaves(&mut self, index: ObjectIndex) {
-        self.promotions.shields.remove(index);
-        if self.promotions.unread.remove(&index).is_some() {
-            self.stat.promoted_unused += 1;
         }
     }
 
@@ -395,8 +320,8 @@ impl Tier {
             return PrefetchOutcome::Resident;
         }
         let generation = object.generation();
-        let Promotions { running, fetches, queue, .. } = &self.promotions;
-        let is_awaited = fetches.has_any_for(generation);
+        let Promotions { running, queue, .. } = &self.promotions;
+        let is_awaited = self.fetches.has_any_for(generation);
         if queue.contains(&generation) {
             if is_awaited || queue.wanted_by(&generation) != Some(client) {
                 return PrefetchOutcome::Running;
@@ -475,7 +400,7 @@ impl Tier {
         self.promotions.throttle.finish(cx.now.0, token, End::Cancelled);
         let outcome = self.await_memory(cx, (index, generation), (node, need), wanted_by, Some(requested));
         if outcome != PrefetchOutcome::Running {
-            self.promotions.fetches.wake(cx, generation, true);
+            self.fetches.wake(cx, generation, true);
         }
     }
 
@@ -523,10 +448,7 @@ impl Tier {
         let len = cx.catalog.get(index).map_or(0, Object::len);
         self.stat.promoted_objects += 1;
         self.stat.promoted_bytes += len;
-        self.promotions.unread.insert(index, id.generation);
-        if let Some(until) = protected {
-            self.promotions.shields.insert(cx.now, index, (before, until));
-        }
+        self.promoted.insert(cx.now, (index, id.generation), before, protected);
         self.end_promotion(cx, id.generation, End::Done);
     }
 
@@ -571,7 +493,9 @@ impl Tier {
                 }
                 self.stat.prefetch_failed += u64::from(end == End::Failed);
             }
-            Purpose::Repair => self.end_repair(cx, (token, end), (index, generation, node), (bytes, took_ms)),
+            Purpose::Repair => {
+                self.repairs.end(cx, (token, end), (index, generation, node), (bytes, took_ms));
+            }
         }
         if let Some(slot_ref) = slot_ref {
             cx.quotas.end_grant(node, slot_ref);
@@ -580,12 +504,12 @@ impl Tier {
             }
         }
         cx.quotas.note_change();
-        self.promotions.fetches.wake(cx, generation, matches!(end, End::Done | End::Resident));
+        self.fetches.wake(cx, generation, matches!(end, End::Done | End::Resident));
     }
 
     /// Checks internal consistency.
     pub(super) fn check_promotions(&self, cx: &Context) -> Result<(), String> {
-        let Promotions { throttle, running, fetches, queue, .. } = &self.promotions;
+        let Promotions { throttle, running, queue, .. } = &self.promotions;
         throttle.check()?;
         self.check_waiting_promotions(cx)?;
         let repairs = running.values().filter(|it| it.purpose == Purpose::Repair).count();
@@ -607,7 +531,7 @@ impl Tier {
                 return Err(format!("T1: {it:?} waits for {count} replies about {object:?}"));
             }
         }
-        fetches.check(|it| running.contains_key(it) || queue.contains(it))
+        self.fetches.check(|it| running.contains_key(it) || queue.contains(it))
     }
 }
 
@@ -665,10 +589,4 @@ fn give_up_copy(
             cx.abort_all(vec![(node, slot_ref)]);
         }
     }
-}
-
-/// Whether a protected promoted object may leave memory for a put that finds nothing else to evict.
-fn is_last_resort(object: &Object) -> bool {
-    let is_pinned = object.soft_pin() || object.attributes().is_some_and(Attributes::protect);
-    object.readable_on_disks().next().is_some() && !is_pinned
 }

@@ -74,7 +74,7 @@ type Rank = (bool, bool, std::cmp::Reverse<Tick>);
 
 /// See the module.
 #[derive(Debug)]
-pub(super) struct Repairs {
+pub(in crate::master) struct Repairs {
     throttle: Throttle<Generation>,
     /// The number at which the sweep goes on, if one is under way.
     cursor: Option<u64>,
@@ -149,22 +149,10 @@ impl Repairs {
         }
     }
 
-    /// What is inconsistent, if anything is.
-    pub(super) fn check(&self, running: usize) -> Result<(), String> {
-        self.throttle.check()?;
-        if self.throttle.running() != running || self.queue.len() > QUEUE_MAX {
-            let (tokens, queued) = (self.throttle.running(), self.queue.len());
-            return Err(format!("T1: {tokens} tokens are out for {running} repairs; {queued} wait"));
-        }
-        Ok(())
-    }
-}
-
-impl Tier {
     /// A member is ready, gone or lost: objects may be short of copies, or can be copied.
     pub(in crate::master) fn members_changed(&mut self, cx: &Context) {
         if cx.catalog.copied() > 0 {
-            self.repairs.wake_at(cx.now.after(delay_ms(cx)));
+            self.wake_at(cx.now.after(delay_ms(cx)));
         }
     }
 
@@ -176,41 +164,24 @@ impl Tier {
         }
     }
 
+    /// Whether a sweep is to begin now.
+    fn is_due(&self, cx: &Context) -> bool {
+        self.due.is_some_and(|at| at <= cx.now) && !awaits_reports(cx)
+    }
+
     /// Whether there is a piece of work to be done now.
-    pub(in crate::master) fn has_repair_work(&self, cx: &Context) -> bool {
-        let repairs = &self.repairs;
-        let is_due = repairs.due.is_some_and(|at| at <= cx.now) && !awaits_reports(cx);
-        repairs.cursor.is_some() || is_due || self.next_copy(cx).is_some()
+    pub(in crate::master) fn has_work(&self, cx: &Context) -> bool {
+        self.cursor.is_some() || self.is_due(cx) || self.next_copy(cx).is_some()
     }
 
-    /// Looks at a few objects, and begins copies.
-    pub(in crate::master) fn work_on_repairs(&mut self, cx: &mut Context) {
-        if sabotaged!(cx.config.sabotage, RepairNever) || cx.config.tier.repair.copies_max == 0 {
-            self.repairs.due = None;
-            return;
+    /// Begins a sweep if one is due, and does one piece of it. `is_moving` says whether a copy of an object
+    /// is being made.
+    fn sweep(&mut self, cx: &mut Context, is_moving: impl Fn(&Generation) -> bool) {
+        if self.cursor.is_none() && self.is_due(cx) {
+            (self.cursor, self.since, self.due) = (Some(0), cx.now, None);
+            (self.short_so_far, self.waiting, self.overflows) = (0, 0, false);
         }
-        let is_due = self.repairs.due.is_some_and(|at| at <= cx.now) && !awaits_reports(cx);
-        if self.repairs.cursor.is_none() && is_due {
-            let repairs = &mut self.repairs;
-            (repairs.cursor, repairs.since, repairs.due) = (Some(0), cx.now, None);
-            (repairs.short_so_far, repairs.waiting, repairs.overflows) = (0, 0, false);
-        }
-        self.sweep(cx);
-        for _ in 0..TRIES_MAX {
-            let Some(entry) = self.next_copy(cx) else { break };
-            self.repairs.queue.remove(&entry);
-            if let Err(wait) = self.begin_repair(cx, entry.1, entry.2) {
-                self.repairs.waiting += u64::from(wait != CopyWait::Nothing);
-            }
-        }
-        if self.repairs.waiting > 0 && self.repairs.cursor.is_none() {
-            self.repeat_later(cx);
-        }
-    }
-
-    /// One piece of a sweep.
-    fn sweep(&mut self, cx: &mut Context) {
-        let Some(cursor) = self.repairs.cursor else { return };
+        let Some(cursor) = self.cursor else { return };
         let (mut short, mut surplus, mut postponed) = (Vec::new(), Vec::new(), 0);
         let scan = cx.config.piece_objects_max.saturating_mul(SCAN_FACTOR);
         let next = cx.catalog.page(cursor, scan, |index, object| {
@@ -227,34 +198,142 @@ impl Tier {
             }
             true
         });
-        self.repairs.short_so_far += short.len() as u64;
-        self.repairs.waiting += postponed;
-        short.into_iter().for_each(|it| self.repairs.enqueue(it));
-        surplus.into_iter().for_each(|(index, node)| self.drop_surplus(cx, index, node));
-        self.repairs.cursor = Some(next).filter(|next| *next > 0);
+        self.short_so_far += short.len() as u64;
+        self.waiting += postponed;
+        short.into_iter().for_each(|it| self.enqueue(it));
+        for (index, node) in surplus {
+            // The end of a copy under way looks again.
+            if !cx.catalog.get(index).is_some_and(|it| is_moving(&it.generation())) {
+                self.drop_surplus(cx, index, node);
+            }
+        }
+        self.cursor = Some(next).filter(|next| *next > 0);
         if next == 0 {
-            self.repairs.short = self.repairs.short_so_far;
-            if self.repairs.overflows {
+            self.short = self.short_so_far;
+            if self.overflows {
                 self.repeat_later(cx);
             }
             // Copies that still counted in this sweep, and will not if their members stay away.
-            let later = gone_members(cx).filter(|at| *at > self.repairs.since).min();
-            later.into_iter().for_each(|at| self.repairs.wake_at(at));
+            let later = gone_members(cx).filter(|at| *at > self.since).min();
+            later.into_iter().for_each(|at| self.wake_at(at));
         }
     }
 
     /// This sweep has found objects that wait: plans another one for them.
     fn repeat_later(&mut self, cx: &Context) {
-        let took_ms = cx.now.0.saturating_sub(self.repairs.since.0);
-        self.repairs.wake_at(cx.now.after(RETRY_MS.max(took_ms.saturating_mul(REST_FACTOR))));
-        self.repairs.waiting = 0;
+        let took_ms = cx.now.0.saturating_sub(self.since.0);
+        self.wake_at(cx.now.after(RETRY_MS.max(took_ms.saturating_mul(REST_FACTOR))));
+        self.waiting = 0;
     }
 
     /// The first object of the queue, if one more copy may run.
     fn next_copy(&self, cx: &Context) -> Option<(Rank, ObjectIndex, Generation)> {
-        let first = self.repairs.queue.first().copied()?;
+        let first = self.queue.first().copied()?;
         let len = cx.catalog.get(first.1).map_or(0, Object::len);
-        (!self.repairs.throttle.is_busy(len)).then_some(first)
+        (!self.throttle.is_busy(len)).then_some(first)
+    }
+
+    /// A copy has ended.
+    pub(super) fn end(
+        &mut self,
+        cx: &mut Context,
+        (token, end): (Token, End),
+        (index, generation, node): (ObjectIndex, Generation, NodeIndex),
+        (bytes, took_ms): (u64, u64),
+    ) {
+        self.throttle.finish(cx.now.0, token, end);
+        match end {
+            End::Failed => self.note_failed(generation, node),
+            End::Done | End::Resident | End::Cancelled => _ = self.failed.remove(&generation),
+        }
+        match end {
+            End::Done | End::Resident => {
+                self.stat.made += 1;
+                self.stat.made_bytes += bytes;
+                let Some(object) = cx.catalog.get(index) else { return };
+                match copies(cx, object).there.len() < object.copies_wanted() {
+                    true => self.enqueue((rank(object), index, object.generation())),
+                    false => self.short = self.short.saturating_sub(1),
+                }
+                // A node may have returned with the copy meanwhile.
+                if object.in_memory().count() > object.copies_wanted() {
+                    self.wake_at(cx.now);
+                }
+            }
+            End::Failed => {
+                self.stat.failed += 1;
+                self.wake_at(cx.now.after(FAILED_MS));
+            }
+            // Its object is gone.
+            End::Cancelled => self.short = self.short.saturating_sub(1),
+        }
+        let node = cx.members.name(node);
+        cx.notice(Notice::Copied { done: end == End::Done, node, bytes, took_ms });
+    }
+
+    /// When there is something to do, if nothing else happens first.
+    pub(super) fn next(&self, cx: &Context) -> Option<Tick> {
+        let late = self.throttle.next_late().map(Tick);
+        // What is due already is work, which needs no timer.
+        let due = self.due.filter(|at| *at > cx.now);
+        [late, due].into_iter().flatten().min()
+    }
+
+    /// A copy in memory that is one too many goes.
+    fn drop_surplus(&mut self, cx: &mut Context, index: ObjectIndex, node: NodeIndex) {
+        let Some(object) = cx.catalog.get(index) else { return };
+        let Some((_, slot_ref)) = object.in_memory().find(|(on, _)| *on == node) else { return };
+        let name = Name { namespace: object.namespace(), key: object.key().clone() };
+        cx.catalog.drop_replica(index, node);
+        cx.pending_retires.insert(&std::sync::Arc::new(name), node, slot_ref);
+        cx.retire(vec![(node, slot_ref)], None);
+        cx.quotas.note_change();
+        self.stat.dropped += 1;
+    }
+
+    /// From which member an object can be copied, and to which node. A node on which that has failed comes
+    /// last: it may have memory, and no space for the name. If the others have no memory, or it has failed on
+    /// them too, all are tried again.
+    fn path(&self, cx: &Context, object: &Object) -> Result<((NodeIndex, SlotRef), NodeIndex), CopyWait> {
+        let failed = self.failed.get(&object.generation());
+        let failed = failed.filter(|_| !sabotaged!(cx.config.sabotage, RepairAtOneNode));
+        path(cx, object, |node| failed.is_some_and(|it| it.contains(&node)))
+    }
+
+    /// What was done so far, and what is to be done.
+    pub(in crate::master) fn stat(&self) -> CopyStat {
+        CopyStat { short: self.short, running: self.throttle.running() as u64, ..self.stat }
+    }
+
+    /// What is inconsistent, if anything is.
+    pub(super) fn check(&self, running: usize) -> Result<(), String> {
+        self.throttle.check()?;
+        if self.throttle.running() != running || self.queue.len() > QUEUE_MAX {
+            let (tokens, queued) = (self.throttle.running(), self.queue.len());
+            return Err(format!("T1: {tokens} tokens are out for {running} repairs; {queued} wait"));
+        }
+        Ok(())
+    }
+}
+
+impl Tier {
+    /// Looks at a few objects, and begins copies.
+    pub(in crate::master) fn work_on_repairs(&mut self, cx: &mut Context) {
+        if sabotaged!(cx.config.sabotage, RepairNever) || cx.config.tier.repair.copies_max == 0 {
+            self.repairs.due = None;
+            return;
+        }
+        self.repairs.sweep(cx, |it| self.promotions.running.contains_key(it));
+        for _ in 0..TRIES_MAX {
+            let Some(entry) = self.repairs.next_copy(cx) else { break };
+            self.repairs.queue.remove(&entry);
+            if let Err(wait) = self.begin_repair(cx, entry.1, entry.2) {
+                self.repairs.waiting += u64::from(wait != CopyWait::Nothing);
+            }
+        }
+        if self.repairs.waiting > 0 && self.repairs.cursor.is_none() {
+            self.repairs.repeat_later(cx);
+        }
     }
 
     /// Begins to copy an object to one more node, or says what it waits for.
@@ -269,7 +348,7 @@ impl Tier {
         if self.promotions.running.contains_key(&generation) || self.promotions.queue.contains(&generation) {
             return Err(CopyWait::Turn);
         }
-        let (from, node) = self.repair_path(cx, object)?;
+        let (from, node) = self.repairs.path(cx, object)?;
         // A copy has failed on every node: they take turns, because one of them may have space by now.
         let have_all_failed = self.repairs.failed.get(&generation).is_some_and(|it| it.contains(&node));
         if have_all_failed && !sabotaged!(cx.config.sabotage, RepairOutOfTurn) {
@@ -302,92 +381,9 @@ impl Tier {
         Ok(())
     }
 
-    /// A copy has ended.
-    pub(super) fn end_repair(
-        &mut self,
-        cx: &mut Context,
-        (token, end): (Token, End),
-        (index, generation, node): (ObjectIndex, Generation, NodeIndex),
-        (bytes, took_ms): (u64, u64),
-    ) {
-        self.repairs.throttle.finish(cx.now.0, token, end);
-        match end {
-            End::Failed => self.repairs.note_failed(generation, node),
-            End::Done | End::Resident | End::Cancelled => _ = self.repairs.failed.remove(&generation),
-        }
-        match end {
-            End::Done | End::Resident => {
-                self.repairs.stat.made += 1;
-                self.repairs.stat.made_bytes += bytes;
-                let Some(object) = cx.catalog.get(index) else { return };
-                match copies(cx, object).there.len() < object.copies_wanted() {
-                    true => self.repairs.enqueue((rank(object), index, object.generation())),
-                    false => self.repairs.short = self.repairs.short.saturating_sub(1),
-                }
-                // A node may have returned with the copy meanwhile.
-                if object.in_memory().count() > object.copies_wanted() {
-                    self.repairs.wake_at(cx.now);
-                }
-            }
-            End::Failed => {
-                self.repairs.stat.failed += 1;
-                self.repairs.wake_at(cx.now.after(FAILED_MS));
-            }
-            // Its object is gone.
-            End::Cancelled => self.repairs.short = self.repairs.short.saturating_sub(1),
-        }
-        let node = cx.members.name(node);
-        cx.notice(Notice::Copied { done: end == End::Done, node, bytes, took_ms });
-    }
-
     pub(super) fn end_late_repairs(&mut self, cx: &mut Context) {
         for generation in self.repairs.throttle.take_late(cx.now.0) {
             self.end_promotion(cx, generation, End::Failed);
-        }
-    }
-
-    /// When there is something to do, if nothing else happens first.
-    pub(super) fn next_repair(&self, cx: &Context) -> Option<Tick> {
-        let late = self.repairs.throttle.next_late().map(Tick);
-        // What is due already is work, which needs no timer.
-        let due = self.repairs.due.filter(|at| *at > cx.now);
-        [late, due].into_iter().flatten().min()
-    }
-
-    /// A copy in memory that is one too many goes.
-    fn drop_surplus(&mut self, cx: &mut Context, index: ObjectIndex, node: NodeIndex) {
-        let Some(object) = cx.catalog.get(index) else { return };
-        let slot_ref = object.in_memory().find(|(on, _)| *on == node).map(|it| it.1);
-        // The end of a copy under way looks again.
-        let is_moving = self.promotions.running.contains_key(&object.generation());
-        let Some(slot_ref) = slot_ref.filter(|_| !is_moving) else { return };
-        let name = Name { namespace: object.namespace(), key: object.key().clone() };
-        cx.catalog.drop_replica(index, node);
-        cx.pending_retires.insert(&std::sync::Arc::new(name), node, slot_ref);
-        cx.retire(vec![(node, slot_ref)], None);
-        cx.quotas.note_change();
-        self.repairs.stat.dropped += 1;
-    }
-
-    /// From which member an object can be copied, and to which node. A node on which that has failed comes
-    /// last: it may have memory, and no space for the name. If the others have no memory, or it has failed on
-    /// them too, all are tried again.
-    fn repair_path(
-        &self,
-        cx: &Context,
-        object: &Object,
-    ) -> Result<((NodeIndex, SlotRef), NodeIndex), CopyWait> {
-        let failed = self.repairs.failed.get(&object.generation());
-        let failed = failed.filter(|_| !sabotaged!(cx.config.sabotage, RepairAtOneNode));
-        path(cx, object, |node| failed.is_some_and(|it| it.contains(&node)))
-    }
-
-    /// What was done so far, and what is to be done.
-    pub(in crate::master) fn copy_stat(&self) -> CopyStat {
-        CopyStat {
-            short: self.repairs.short,
-            running: self.repairs.throttle.running() as u64,
-            ..self.repairs.stat
         }
     }
 
@@ -405,7 +401,7 @@ impl Tier {
             return (there, running, CopyWait::Nothing);
         }
         let need = object.space_of_one();
-        let wait = match self.repair_path(cx, object) {
+        let wait = match self.repairs.path(cx, object) {
             Err(wait) => wait,
             Ok(_) if cx.quota_left(object.namespace()) < need => CopyWait::Quota,
             Ok((_, node)) if guarantees::left_on(cx, node, object.namespace()).is_none_or(|it| it < need) => {

@@ -169,6 +169,18 @@ impl MemoryQueue {
     fn nodes(&self) -> Vec<NodeIndex> {
         self.queues.keys().copied().collect()
     }
+
+    /// When a request must be tried again, if no other event occurs first.
+    pub(super) fn next_try(&self, cx: &Context) -> Option<Tick> {
+        let mut next = self.due.first().map(|it| it.0);
+        for (node, queue) in &self.queues {
+            let paused = queue.turns.values().take(TRIES_MAX).filter_map(|it| self.requests.get(it));
+            let paused = paused.map(|it| it.paused_until).filter(|it| *it > cx.now).min();
+            let cold = cx.catalog.next_cold(*node, cx.now, cx.config.tier.protect_ms);
+            next = next.into_iter().chain(paused).chain(cold).min();
+        }
+        next
+    }
 }
 
 impl Tier {
@@ -252,7 +264,7 @@ impl Tier {
     ) -> Option<NodeIndex> {
         let request = self.promotions.queue.remove(generation)?;
         self.stat.prefetch_skipped += u64::from(skips);
-        self.promotions.fetches.wake(cx, *generation, skips);
+        self.fetches.wake(cx, *generation, skips);
         Some(request.node)
     }
 
@@ -261,19 +273,6 @@ impl Tier {
         while let Some((_, generation)) = self.promotions.queue.after(node, None) {
             self.end_waiting_promotion(cx, &generation, true);
         }
-    }
-
-    /// When a waiting request must be tried again, if no other event occurs first.
-    pub(super) fn next_promotion(&self, cx: &Context) -> Option<Tick> {
-        let waiting = &self.promotions.queue;
-        let mut next = waiting.due.first().map(|it| it.0);
-        for (node, queue) in &waiting.queues {
-            let paused = queue.turns.values().take(TRIES_MAX).filter_map(|it| waiting.requests.get(it));
-            let paused = paused.map(|it| it.paused_until).filter(|it| *it > cx.now).min();
-            let cold = cx.catalog.next_cold(*node, cx.now, cx.config.tier.protect_ms);
-            next = next.into_iter().chain(paused).chain(cold).min();
-        }
-        next
     }
 
     /// Checks internal consistency.
