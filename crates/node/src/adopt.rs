@@ -195,7 +195,8 @@ impl Node {
         };
         let items: Vec<_> = self.slots.prepared().into_iter().map(decide).collect();
         for items in items.chunks(BATCH_ITEMS_MAX) {
-            self.ask_about(Waiting::new(None, vec![None; items.len()], items.to_vec(), 0));
+            let waiting = Waiting::new(None, vec![None; items.len()], items.to_vec(), 0);
+            self.link.ask_about(&self.slots, waiting, &mut self.effects);
         }
     }
 

@@ -1,33 +1,47 @@
 //! A node that takes no new objects: because it leaves soon, or because an operator drains it.
 
-use tiffin_types::message::{Drain, DrainReport, MemberToMaster, Released};
+use tiffin_types::message::{Drain, DrainJob, Released};
 
 use super::{Effect, Node, sabotage::sabotaged};
 
+/// Why the node takes no new objects, if it does not.
+#[derive(Debug, Default)]
+pub(super) struct Draining {
+    /// The node leaves soon.
+    pub(super) leaves: bool,
+    job: Option<DrainJob>,
+}
+
+impl Draining {
+    /// The master starts or stops a drain job. Returns whether that changes anything.
+    pub(super) fn apply(&mut self, Drain { job, stop }: Drain) -> bool {
+        if stop && !self.has(&job) {
+            return false;
+        }
+        self.job = (!stop).then_some(job);
+        true
+    }
+
+    /// The current job, for the shell.
+    pub(super) fn effect(&self) -> Effect {
+        Effect::Drain(self.job.clone())
+    }
+
+    /// Whether that job is the current one. A report of another job is late.
+    pub(super) fn has(&self, job: &DrainJob) -> bool {
+        self.job.as_ref().is_some_and(|it| it.id == job.id)
+    }
+
+    fn is_on(&self) -> bool {
+        self.leaves || self.job.is_some()
+    }
+}
+
 impl Node {
-    /// The master starts or stops a drain job.
-    pub(super) fn set_drain_job(&mut self, Drain { job, stop }: Drain) {
-        match stop {
-            true if self.drain_job.as_ref().is_none_or(|it| it.id != job.id) => return,
-            true => self.drain_job = None,
-            false => self.drain_job = Some(job),
-        }
-        self.effects.push_back(Effect::Drain(self.drain_job.clone()));
-        self.drain();
-    }
-
-    /// A report of another job is late.
-    pub(super) fn report_drain(&mut self, report: DrainReport) {
-        let is_current = self.drain_job.as_ref().is_some_and(|it| it.id == report.job.id);
-        if is_current && self.link.is_member() {
-            self.link.tell(MemberToMaster::Drained(Box::new(report)), &mut self.effects);
-        }
-    }
-
     /// Recalls all offers, because a client could fill them without a request. Informs the master at once, so
     /// that it uses other nodes.
     pub(super) fn drain(&mut self) {
-        let drains = self.leaves || self.drain_job.is_some();
+        let drains = self.draining.is_on();
         self.slots.set_drains(drains && !sabotaged!(self.config.sabotage, FillDrained));
         if self.link.is_member() {
             let told = Released {

@@ -39,6 +39,7 @@ use std::collections::VecDeque;
 
 pub use adopt::{Adopted, Damage, Found};
 use clients::Clients;
+use drain::Draining;
 use fetch::Fetches;
 pub(crate) use link::serves;
 use link::{Link, Waiting};
@@ -274,9 +275,7 @@ pub struct Node {
     suspended: Option<Suspended>,
     /// Offers that turn out to be claimed must be hidden like all reservations.
     hides_claimed: bool,
-    /// The node leaves soon.
-    leaves: bool,
-    drain_job: Option<DrainJob>,
+    draining: Draining,
     /// Views that were not begun, because their client had its share.
     views_refused: u64,
     effects: VecDeque<Effect>,
@@ -290,13 +289,12 @@ impl Node {
             config,
             slots: Slots::new(config),
             clients: Clients::default(),
-            link: Link::default(),
+            link: Link::new(config.sabotage),
             released: Vec::new(),
             fetches: Fetches::default(),
             suspended: None,
             hides_claimed: false,
-            leaves: false,
-            drain_job: None,
+            draining: Draining::default(),
             views_refused: 0,
             effects: VecDeque::new(),
         }
@@ -353,12 +351,18 @@ impl Node {
             Event::Unlinked => self.unlinked(),
             Event::Recalled(offers) => self.recalled(offers),
             Event::Restored(extents, is_allocated) => self.slots.restored(extents, is_allocated),
-            Event::Fetched(into, is_whole) => self.fetched(into, is_whole),
+            Event::Fetched(into, is_whole) => {
+                self.fetches.end(&self.slots, into, is_whole, &mut self.effects);
+            }
             Event::Drain => {
-                self.leaves = true;
+                self.draining.leaves = true;
                 self.drain();
             }
-            Event::DrainReport(report) => self.report_drain(report),
+            Event::DrainReport(report) => {
+                if self.draining.has(&report.job) && self.link.is_member() {
+                    self.link.tell(MemberToMaster::Drained(Box::new(report)), &mut self.effects);
+                }
+            }
             Event::Beat => self.beat(),
         }
         self.report_space(freed, is_answered);
@@ -514,7 +518,7 @@ impl Node {
             }
             // One that is repeated while the master decides has the same result.
             let item = DecideItem { namespace: namespace.to_owned(), client, item };
-            let is_repeated = self.is_being_decided(&item);
+            let is_repeated = self.link.is_deciding(&self.slots, &item);
             is_repeat |= is_repeated;
             let outcome = if is_repeated { None } else { self.prepare(client, namespace, &item.item) };
             if outcome.is_none() {
@@ -528,7 +532,7 @@ impl Node {
         }
         let mut waiting = Waiting::new(Some((conn, id)), outcomes, asked, commit.wait_ms);
         waiting.is_repeat = is_repeat;
-        self.ask_about(waiting);
+        self.link.ask_about(&self.slots, waiting, &mut self.effects);
     }
 
     /// Records the object as written. Returns an outcome if the master need not be asked.
@@ -622,13 +626,19 @@ impl Node {
             }
             MasterToMember::SetAttributes(items) => return self.set_attributes(id, items),
             MasterToMember::Inspect(slot_refs) => {
-                Reply::Inspected(slot_refs.into_iter().map(|slot_ref| self.views(slot_ref)).collect())
+                let views = slot_refs.into_iter().map(|it| self.slots.uses(it, self.clients.views(it)));
+                Reply::Inspected(views.collect())
             }
             MasterToMember::Drain(drain) => {
-                self.set_drain_job(drain);
+                if self.draining.apply(drain) {
+                    self.effects.push_back(self.draining.effect());
+                    self.drain();
+                }
                 Reply::Done
             }
-            MasterToMember::Fetch(items) => return self.fetch(id, items),
+            MasterToMember::Fetch(items) => {
+                return self.fetches.begin(&self.slots, id, items, &mut self.effects);
+            }
             MasterToMember::Demote(_) | MasterToMember::Promote(_) => wrong_direction("a node"),
         };
         self.effects.push_back(Effect::AnswerMaster(id, reply));

@@ -5,7 +5,7 @@
 //! objects, and asks again about everything prepared. Last it announces every committed object, page by page.
 //! Only then is it a member.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 
 use tiffin_types::{
     ClusterId, ConnId, RequestId, SlotRef,
@@ -16,7 +16,11 @@ use tiffin_types::{
     sabotage::{Sabotage, sabotaged},
 };
 
-use super::{Effect, Node, fetch::Fetches, slots::SlotState};
+use super::{
+    Effect, Node,
+    fetch::Fetches,
+    slots::{SlotState, Slots},
+};
 
 /// Objects per announcement, so that a large node neither sends a huge frame nor stalls the master.
 const ANNOUNCE_ITEMS_MAX: usize = 1024;
@@ -46,6 +50,13 @@ impl Waiting {
         wait_ms: u64,
     ) -> Self {
         Self { request, outcomes, asked, wait_ms, is_asked: false, is_repeat: false }
+    }
+
+    /// Answers the client, if one waits.
+    fn answer(self, effects: &mut VecDeque<Effect>) {
+        let Some((conn, id)) = self.request else { return };
+        let reply = Reply::Committed(self.outcomes.into_iter().flatten().collect());
+        effects.push_back(Effect::Reply { conn, id, reply });
     }
 
     /// Another commit of some of its items has these outcomes.
@@ -88,9 +99,14 @@ pub(super) struct Link {
     has_repeats: bool,
     /// Reservations that end when the master has replied.
     ending: BTreeMap<RequestId, Vec<SlotRef>>,
+    sabotage: Sabotage,
 }
 
 impl Link {
+    pub(super) fn new(sabotage: Sabotage) -> Self {
+        Self { sabotage, ..Self::default() }
+    }
+
     pub(super) fn epoch(&self) -> u64 {
         self.epoch
     }
@@ -114,17 +130,13 @@ impl Link {
     }
 
     /// Sends the master a request whose reply does not matter.
-    pub(super) fn tell(&mut self, request: MemberToMaster, effects: &mut std::collections::VecDeque<Effect>) {
+    pub(super) fn tell(&mut self, request: MemberToMaster, effects: &mut VecDeque<Effect>) {
         let id = self.next_id();
         effects.push_back(Effect::AskMaster(id, request));
     }
 
     /// Informs the master of reservations that are to end, and of the usage.
-    pub(super) fn tell_of_ends(
-        &mut self,
-        released: Released,
-        effects: &mut std::collections::VecDeque<Effect>,
-    ) {
+    pub(super) fn tell_of_ends(&mut self, released: Released, effects: &mut VecDeque<Effect>) {
         let id = self.next_id();
         if !released.slot_refs.is_empty() {
             self.ending.insert(id, released.slot_refs.clone());
@@ -136,16 +148,148 @@ impl Link {
         self.next_id += 1;
         RequestId(self.next_id)
     }
+
+    /// Asks the master about prepared objects: now if the node is registered, otherwise as soon as it is.
+    pub(super) fn ask_about(&mut self, slots: &Slots, waiting: Waiting, effects: &mut VecDeque<Effect>) {
+        // Before it has registered, the master would not know this node. The items are asked then.
+        let may_speak = matches!(self.stage, Stage::Announcing(..) | Stage::Member);
+        self.present(slots, waiting, may_speak, effects);
+    }
+
+    /// The master has accepted everything that was announced.
+    fn join(&mut self, slots: &Slots, effects: &mut VecDeque<Effect>) {
+        self.stage = Stage::Member;
+        effects.push_back(Effect::Membership(true));
+        self.present_unasked(slots, effects);
+    }
+
+    /// Asks about items that the master was not asked about yet, or refused to decide.
+    fn present_unasked(&mut self, slots: &Slots, effects: &mut VecDeque<Effect>) {
+        let unasked = self.waiting.extract_if(.., |_, it| !it.is_asked).collect();
+        self.present_all(slots, unasked, effects);
+    }
+
+    /// Asks about prepared items again.
+    fn ask_again(&mut self, slots: &Slots, effects: &mut VecDeque<Effect>) {
+        let waiting = std::mem::take(&mut self.waiting);
+        self.present_all(slots, waiting, effects);
+    }
+
+    /// Asks about commits, those that repeat others last.
+    fn present_all(
+        &mut self,
+        slots: &Slots,
+        waiting: BTreeMap<RequestId, Waiting>,
+        effects: &mut VecDeque<Effect>,
+    ) {
+        let (repeats, first): (Vec<_>, Vec<_>) = waiting.into_values().partition(|it| it.is_repeat);
+        first.into_iter().chain(repeats).for_each(|it| self.present(slots, it, true, effects));
+    }
+
+    /// Asks about the items that are still valid. Items that were retired meanwhile are removed. A repeated
+    /// commit waits for the first one, and has its outcome: asked twice, the master could take the item for a
+    /// new put after this node has given it up.
+    fn present(
+        &mut self,
+        slots: &Slots,
+        mut waiting: Waiting,
+        may_speak: bool,
+        effects: &mut VecDeque<Effect>,
+    ) {
+        waiting.is_repeat = waiting.is_repeat && waiting.asked.iter().any(|it| self.is_deciding(slots, it));
+        if waiting.is_repeat {
+            let id = self.next_id();
+            self.has_repeats = true;
+            self.waiting.insert(id, waiting);
+            return;
+        }
+        if waiting.asked.is_empty() {
+            return waiting.answer(effects);
+        }
+        let stands = |item: &DecideItem| {
+            matches!(slots.state(item.item.slot_ref), Some(SlotState::Prepared | SlotState::Committed))
+        };
+        let mut kept = waiting.asked.iter().map(stands).collect::<Vec<_>>().into_iter();
+        for gap in waiting.outcomes.iter_mut().filter(|it| it.is_none()) {
+            if !kept.next().unwrap_or(false) {
+                *gap = Some(CommitOutcome::Removed);
+            }
+        }
+        waiting.asked.retain(stands);
+        if waiting.asked.is_empty() {
+            return waiting.answer(effects);
+        }
+        // A published object is already committed here. Until the master knows all objects of this node, it
+        // would take the item for a new put.
+        let is_committed = |it: &DecideItem| slots.state(it.item.slot_ref) == Some(SlotState::Committed);
+        waiting.is_asked = self.is_member() || (may_speak && !waiting.asked.iter().any(is_committed));
+        if !waiting.is_asked && may_speak && !sabotaged!(self.sabotage, AskTogether) {
+            // The master gives up the other objects of the batch if they are announced before it is asked.
+            let prepared: Vec<_> = waiting.asked.iter().filter(|it| !is_committed(it)).cloned().collect();
+            if !prepared.is_empty() {
+                let apart = Waiting::new(None, vec![None; prepared.len()], prepared, waiting.wait_ms);
+                self.present(slots, apart, true, effects);
+                waiting.is_repeat = true;
+                self.has_repeats = true;
+            }
+        }
+        let id = self.next_id();
+        if waiting.is_asked {
+            let decide = Decide { items: waiting.asked.clone(), wait_ms: waiting.wait_ms };
+            effects.push_back(Effect::AskMaster(id, MemberToMaster::Decide(decide)));
+        }
+        self.waiting.insert(id, waiting);
+    }
+
+    /// Announces one page of the committed objects.
+    fn announce(&mut self, slots: &Slots, first: usize, effects: &mut VecDeque<Effect>) {
+        let (items, next) = slots.inventory(first, ANNOUNCE_ITEMS_MAX);
+        let id = self.next_id();
+        self.stage = Stage::Announcing(id, next);
+        let announce = Announce { items, last: next.is_none() };
+        effects.push_back(Effect::AskMaster(id, MemberToMaster::Announce(announce)));
+    }
+
+    /// Removes a commit that the master has decided, and what it was asked about.
+    fn take(&mut self, id: RequestId) -> Option<(Vec<DecideItem>, Waiting)> {
+        let mut waiting = self.waiting.remove(&id)?;
+        Some((std::mem::take(&mut waiting.asked), waiting))
+    }
+
+    /// The slots are as the master has decided: answers that commit, and those that repeat it.
+    fn decided(
+        &mut self,
+        slots: &Slots,
+        (mut waiting, asked): (Waiting, &[DecideItem]),
+        decided: &[CommitOutcome],
+        effects: &mut VecDeque<Effect>,
+    ) {
+        let mut outcomes = decided.iter().cloned();
+        for gap in waiting.outcomes.iter_mut().filter(|it| it.is_none()) {
+            *gap = Some(outcomes.next().unwrap_or(CommitOutcome::Stale));
+        }
+        waiting.answer(effects);
+        if std::mem::take(&mut self.has_repeats) {
+            let repeats = self.waiting.extract_if(.., |_, it| it.is_repeat);
+            for (_, mut waiting) in repeats.collect::<Vec<_>>() {
+                waiting.decide(asked, decided);
+                self.present(slots, waiting, true, effects);
+            }
+        }
+    }
+
+    /// Whether the same commit of that client waits for the master.
+    pub(super) fn is_deciding(&self, slots: &Slots, item: &DecideItem) -> bool {
+        if slots.state(item.item.slot_ref).and_then(SlotState::writer).is_some() {
+            // The first commit prepares it.
+            return false;
+        }
+        let mut first = self.waiting.values().filter(|it| !it.is_repeat).flat_map(|it| &it.asked);
+        first.any(|it| it == item)
+    }
 }
 
 impl Node {
-    /// Asks the master about prepared objects: now if the node is registered, otherwise as soon as it is.
-    pub(super) fn ask_about(&mut self, waiting: Waiting) {
-        // Before it has registered, the master would not know this node. The items are asked then.
-        let may_speak = matches!(self.link.stage, Stage::Announcing(..) | Stage::Member);
-        self.present(waiting, may_speak);
-    }
-
     pub(super) fn linked(&mut self, info: NodeInfo) {
         // Memory may be reserved for clients that never connected: the reply, and the hint that they have
         // ended, may have been lost with the old connection. A client that connects later finds its
@@ -173,7 +317,7 @@ impl Node {
                 limits: Vec::new(),
             };
             self.link.tell(MemberToMaster::Heartbeat(Box::new(beat)), &mut self.effects);
-            self.present_unasked();
+            self.link.present_unasked(&self.slots, &mut self.effects);
         }
     }
 
@@ -193,11 +337,11 @@ impl Node {
                 let next = next.or(announced.more.then_some(usize::MAX));
                 self.retire_all(announced.retire);
                 match next {
-                    Some(first) => self.announce(first),
-                    None => self.joined(),
+                    Some(first) => self.link.announce(&self.slots, first, &mut self.effects),
+                    None => self.link.join(&self.slots, &mut self.effects),
                 }
             }
-            (_, MemberReply::Decided(outcomes)) => self.decided(id, outcomes),
+            (_, MemberReply::Decided(outcomes)) => self.decided(id, &outcomes),
             // The master is busy: ask again at the next heartbeat. A master that refuses an announcement
             // also closes the connection.
             (_, MemberReply::Refused(_)) => {
@@ -223,18 +367,6 @@ impl Node {
         self.fetches = Fetches::default();
         // These replies are lost.
         self.released.extend(std::mem::take(&mut self.link.ending).into_values().flatten());
-    }
-
-    fn joined(&mut self) {
-        self.link.stage = Stage::Member;
-        self.effects.push_back(Effect::Membership(true));
-        self.present_unasked();
-    }
-
-    /// Asks about items that the master was not asked about yet, or refused to decide.
-    fn present_unasked(&mut self) {
-        let unasked = self.link.waiting.extract_if(.., |_, it| !it.is_asked).collect();
-        self.present_all(unasked);
     }
 
     fn registered(&mut self, registered: Registered) {
@@ -267,83 +399,13 @@ impl Node {
                 self.effects.push_back(Effect::Recall(offers));
             }
         }
-        self.ask_again();
-        self.announce(0);
+        self.link.ask_again(&self.slots, &mut self.effects);
+        self.link.announce(&self.slots, 0, &mut self.effects);
     }
 
-    /// Asks about prepared items again.
-    fn ask_again(&mut self) {
-        let waiting = std::mem::take(&mut self.link.waiting);
-        self.present_all(waiting);
-    }
-
-    /// Asks about commits, those that repeat others last.
-    fn present_all(&mut self, waiting: BTreeMap<RequestId, Waiting>) {
-        let (repeats, first): (Vec<_>, Vec<_>) = waiting.into_values().partition(|it| it.is_repeat);
-        first.into_iter().chain(repeats).for_each(|it| self.present(it, true));
-    }
-
-    /// Asks about the items that are still valid. Items that were retired meanwhile are removed. A repeated
-    /// commit waits for the first one, and has its outcome: asked twice, the master could take the item for a
-    /// new put after this node has given it up.
-    fn present(&mut self, mut waiting: Waiting, may_speak: bool) {
-        waiting.is_repeat = waiting.is_repeat && waiting.asked.iter().any(|it| self.is_being_decided(it));
-        if waiting.is_repeat {
-            let id = self.link.next_id();
-            self.link.has_repeats = true;
-            self.link.waiting.insert(id, waiting);
-            return;
-        }
-        if waiting.asked.is_empty() {
-            return self.answer(waiting);
-        }
-        let stands = |slots: &super::Slots, item: &DecideItem| {
-            matches!(slots.state(item.item.slot_ref), Some(SlotState::Prepared | SlotState::Committed))
-        };
-        let mut kept =
-            waiting.asked.iter().map(|item| stands(&self.slots, item)).collect::<Vec<_>>().into_iter();
-        for gap in waiting.outcomes.iter_mut().filter(|it| it.is_none()) {
-            if !kept.next().unwrap_or(false) {
-                *gap = Some(CommitOutcome::Removed);
-            }
-        }
-        waiting.asked.retain(|item| stands(&self.slots, item));
-        if waiting.asked.is_empty() {
-            return self.answer(waiting);
-        }
-        // A published object is already committed here. Until the master knows all objects of this node, it
-        // would take the item for a new put.
-        let is_committed = |it: &DecideItem| self.slots.state(it.item.slot_ref) == Some(SlotState::Committed);
-        waiting.is_asked = self.link.is_member() || (may_speak && !waiting.asked.iter().any(is_committed));
-        if !waiting.is_asked && may_speak && !sabotaged!(self.config.sabotage, AskTogether) {
-            // The master gives up the other objects of the batch if they are announced before it is asked.
-            let prepared: Vec<_> = waiting.asked.iter().filter(|it| !is_committed(it)).cloned().collect();
-            if !prepared.is_empty() {
-                self.present(Waiting::new(None, vec![None; prepared.len()], prepared, waiting.wait_ms), true);
-                waiting.is_repeat = true;
-                self.link.has_repeats = true;
-            }
-        }
-        let id = self.link.next_id();
-        if waiting.is_asked {
-            let decide = Decide { items: waiting.asked.clone(), wait_ms: waiting.wait_ms };
-            self.effects.push_back(Effect::AskMaster(id, MemberToMaster::Decide(decide)));
-        }
-        self.link.waiting.insert(id, waiting);
-    }
-
-    fn announce(&mut self, first: usize) {
-        let (items, next) = self.slots.inventory(first, ANNOUNCE_ITEMS_MAX);
-        let id = self.link.next_id();
-        self.link.stage = Stage::Announcing(id, next);
-        let announce = Announce { items, last: next.is_none() };
-        self.effects.push_back(Effect::AskMaster(id, MemberToMaster::Announce(announce)));
-    }
-
-    fn decided(&mut self, id: RequestId, decided: Vec<CommitOutcome>) {
-        let Some(mut waiting) = self.link.waiting.remove(&id) else { return };
-        let asked = std::mem::take(&mut waiting.asked);
-        for (item, outcome) in asked.iter().zip(&decided) {
+    fn decided(&mut self, id: RequestId, decided: &[CommitOutcome]) {
+        let Some((asked, waiting)) = self.link.take(id) else { return };
+        for (item, outcome) in asked.iter().zip(decided) {
             let slot_ref = item.item.slot_ref;
             match outcome {
                 CommitOutcome::Stored(generation)
@@ -357,34 +419,7 @@ impl Node {
                 }
             }
         }
-        let mut outcomes = decided.iter().cloned();
-        for gap in waiting.outcomes.iter_mut().filter(|it| it.is_none()) {
-            *gap = Some(outcomes.next().unwrap_or(CommitOutcome::Stale));
-        }
-        self.answer(waiting);
-        if std::mem::take(&mut self.link.has_repeats) {
-            let repeats = self.link.waiting.extract_if(.., |_, it| it.is_repeat);
-            for (_, mut waiting) in repeats.collect::<Vec<_>>() {
-                waiting.decide(&asked, &decided);
-                self.present(waiting, true);
-            }
-        }
-    }
-
-    /// Whether the same commit of that client waits for the master.
-    pub(super) fn is_being_decided(&self, item: &DecideItem) -> bool {
-        if self.slots.state(item.item.slot_ref).and_then(SlotState::writer).is_some() {
-            // The first commit prepares it.
-            return false;
-        }
-        let mut first = self.link.waiting.values().filter(|it| !it.is_repeat).flat_map(|it| &it.asked);
-        first.any(|it| it == item)
-    }
-
-    fn answer(&mut self, waiting: Waiting) {
-        let Some((conn, id)) = waiting.request else { return };
-        let reply = Reply::Committed(waiting.outcomes.into_iter().flatten().collect());
-        self.effects.push_back(Effect::Reply { conn, id, reply });
+        self.link.decided(&self.slots, (waiting, &asked), decided, &mut self.effects);
     }
 
     /// Retires objects, in whatever state.

@@ -24,7 +24,7 @@ use std::collections::{BTreeMap, VecDeque};
 use tiffin_types::{
     ClientId, EXTENT_ALIGN, Extent, Generation, Key, Location, Reservation, SlotId, SlotRef, Stamp,
     attributes::Attributes,
-    message::{AllocateItem, Record, Resource, Shortage, Usage},
+    message::{AllocateItem, Record, Resource, Shortage, Usage, Views},
     sabotage::sabotaged,
     space_for,
 };
@@ -603,9 +603,10 @@ impl Slots {
         self.get(slot_ref).map_or_else(|| self.retired.space(slot_ref), |it| space_of(&it.extents))
     }
 
-    /// Number of views, sends and stores of this use of the slot.
-    pub(super) fn use_count(&self, slot_ref: SlotRef) -> u64 {
-        self.use_counts.get(&slot_ref).map_or(0, |&count| u64::from(count))
+    /// The uses of an object: its views, and all others, which are sends.
+    pub(super) fn uses(&self, slot_ref: SlotRef, views: Views) -> Views {
+        let count = self.use_counts.get(&slot_ref).map_or(0, |&count| u64::from(count));
+        Views { sends: count.saturating_sub(views.count), ..views }
     }
 
     /// Withdraws the stamp, and frees the memory, or keeps it until the last reference ends. Returns

@@ -1,6 +1,6 @@
 //! Views: which memory clients keep in use.
 
-use tiffin_types::{ClientId, SlotRef, message::Views, sabotage::sabotaged};
+use tiffin_types::{ClientId, SlotRef, sabotage::sabotaged};
 
 use crate::Node;
 
@@ -30,11 +30,5 @@ impl Node {
         if self.clients.end_view(client, slot_ref) {
             self.slots.end_use(slot_ref, &mut self.effects);
         }
-    }
-
-    /// The views and sends of an object.
-    pub(super) fn views(&self, slot_ref: SlotRef) -> Views {
-        let views = self.clients.views(slot_ref);
-        Views { sends: self.slots.use_count(slot_ref).saturating_sub(views.count), ..views }
     }
 }
