@@ -110,7 +110,7 @@ impl Engine {
             return false;
         }
         self.requests.run(id);
-        let waits = self.load(id, &found);
+        self.load(id, &found);
         let found_count = found.cells.len() as u32;
         let cached = expected(&self.inventory, &found.cells, self.config.page_tokens);
         let mut slots: Vec<_> =
@@ -119,7 +119,6 @@ impl Engine {
         let request = self.requests.get_mut(id);
         request.slots = slots;
         request.state = State::Loading;
-        request.waits.extend(waits);
         if request.waits.is_empty() {
             self.ready(id);
         } else {
@@ -129,16 +128,15 @@ impl Engine {
         true
     }
 
-    /// Issues loads from the host to the device, and returns the operations to wait for. The sources are
-    /// pinned already; from here on the operations own the pins.
-    fn load(&mut self, id: ReqId, found: &Found) -> Vec<OpId> {
+    /// Issues loads from the host to the device, which the request waits for. The sources are pinned already;
+    /// from here on the operations own the pins.
+    fn load(&mut self, id: ReqId, found: &Found) {
         let request = self.requests.get(id);
         let (space, root, root_hash) = (request.space, request.root, request.root_hash);
-        let mut waits = Vec::new();
         for op in &found.join {
             if let Some(live) = self.ledger.find_mut(*op) {
                 live.waiters.insert(id);
-                waits.push(*op);
+                self.requests.get_mut(id).waits.insert(*op);
             }
         }
         for batch in found.load.chunks(self.config.op_pages_max as usize) {
@@ -167,9 +165,7 @@ impl Engine {
                 deadline,
                 waiter: Some(id),
             });
-            waits.push(op);
         }
-        waits
     }
 
     /// The loads of a request have ended: it uses the leading run that arrived, and computes the rest (V3).
@@ -212,7 +208,7 @@ impl Engine {
     /// The request leaves the device and waits again. The shell is told the reason, unless it asked for that.
     pub(super) fn take_off_device(&mut self, id: ReqId, why: Option<RetractReason>) {
         self.leave_ops(id);
-        self.release_pages(id);
+        self.requests.release_pages(id, &mut self.inventory);
         let request = self.requests.get_mut(id);
         request.computed = 0;
         request.entered = 0;
@@ -220,17 +216,6 @@ impl Engine {
         if let Some(why) = why {
             self.stats.retractions += 1;
             self.effects.push(Effect::Retracted(id, why));
-        }
-    }
-
-    /// Releases the pages of a request. Shared pages stay until they are evicted.
-    pub(super) fn release_pages(&mut self, id: ReqId) {
-        self.inventory.next_use();
-        for slot in self.requests.take_slots(id) {
-            match slot {
-                Slot::Shared(cell, _) => self.inventory.release(cell, Tier::Device),
-                Slot::Private(page) => self.inventory.free_private(id, page),
-            }
         }
     }
 }

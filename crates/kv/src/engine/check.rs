@@ -55,7 +55,7 @@ impl Engine {
             }
         }
         self.requests.digest(&mut digest);
-        digest.add(&(&self.spaces, &self.writes, &self.pressures, self.cool_until));
+        digest.add(&(&self.spaces, &self.writes, &self.pressures, self.cooldown));
         digest.finish()
     }
 

@@ -1,13 +1,62 @@
 //! The end of operations: their copies are published or dropped, their pins and budgets are released, and
 //! waiting requests continue.
 
-use super::{Effect, Engine, Inventory, LiveOp, OpId, OpKind, Outcome, ReqId, State, Tier, mutants};
+use std::collections::BTreeMap;
+
+use super::{
+    Config, Effect, Engine, Inventory, Ledger, LiveOp, OpId, OpKind, Outcome, ReqId, State, Tick, Tier,
+    mutants,
+};
 use crate::cell::{CellId, Stored};
 use crate::inventory::Settled;
 use crate::message::{Ending, Refusal};
 use crate::ranks::LocalAcks;
 use crate::sabotage::Sabotage;
 use crate::stats::Stats;
+
+/// The completions that this rank received and not all ranks have agreed on. Not part of the replicated
+/// state.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Local(BTreeMap<OpId, Outcome>);
+
+impl Local {
+    /// Keeps the completion of an operation until all ranks have agreed; false if this rank has one already.
+    pub(super) fn keep(&mut self, ledger: &Ledger, config: &Config, op: OpId, outcome: Outcome) -> bool {
+        let op = mutants::acknowledged(ledger, op, config.sabotage);
+        let has_voted = ledger.find(op).is_none_or(|live| live.votes.has(config.rank));
+        if has_voted || self.0.contains_key(&op) {
+            return false;
+        }
+        self.0.insert(op, outcome);
+        true
+    }
+
+    pub(super) fn acks(&self) -> LocalAcks {
+        LocalAcks(self.0.iter().map(|(op, outcome)| (*op, *outcome)).collect())
+    }
+
+    fn forget(&mut self, op: OpId) {
+        self.0.remove(&op);
+    }
+}
+
+/// Until when the store is not probed: it failed, or was too slow. Otherwise each request would wait for a
+/// timeout of its own.
+#[derive(Clone, Copy, Debug, Default, Hash)]
+pub(super) struct Cooldown(Tick);
+
+impl Cooldown {
+    /// An operation of that kind has failed.
+    fn begin(&mut self, kind: OpKind, now: Tick, config: &Config) {
+        if matches!(kind, OpKind::Probe | OpKind::Fetch) && config.cooldown > 0 {
+            self.0 = self.0.max(now + config.cooldown);
+        }
+    }
+
+    pub(super) fn is_on(self, now: Tick) -> bool {
+        now < self.0
+    }
+}
 
 impl Engine {
     /// Ends an operation, where there is one rank.
@@ -16,18 +65,8 @@ impl Engine {
         if self.ledger.find(op).is_none() {
             self.stats.stray_acks += 1;
         } else {
-            self.apply_outcome(op, outcome);
-        }
-    }
-
-    /// Keeps the completion of an operation on this rank until all ranks have agreed.
-    pub(super) fn keep_local(&mut self, op: OpId, outcome: Outcome) {
-        let op = mutants::acknowledged(&self.ledger, op, self.config.sabotage);
-        let has_voted = self.ledger.find(op).is_none_or(|live| live.votes.has(self.config.rank));
-        if has_voted || self.local_acks.contains_key(&op) {
-            self.stats.stray_acks += 1;
-        } else {
-            self.local_acks.insert(op, outcome);
+            let outcome = self.deferred.pass(op, outcome, self.config.sabotage);
+            outcome.into_iter().for_each(|it| self.end(op, it));
         }
     }
 
@@ -54,9 +93,7 @@ impl Engine {
             }
         }
         if let Some(LocalAcks(own)) = acks.get(self.config.rank as usize) {
-            for (op, _) in own {
-                self.local_acks.remove(op);
-            }
+            own.iter().for_each(|(op, _)| self.local.forget(*op));
         }
         for op in touched {
             let result = self
@@ -75,12 +112,12 @@ impl Engine {
             self.stats.stray_acks += 1;
             return;
         };
-        self.local_acks.remove(&id);
+        self.local.forget(id);
         if op.kind == OpKind::Save && op.is_abandoned && self.ledger.find(id).is_none() {
             self.writes.stuck_save_ended();
         }
         if outcome == Outcome::Failed && !op.is_abandoned {
-            self.cool(op.kind);
+            self.cooldown.begin(op.kind, self.now, &self.config);
         }
         let count = op.items.len() as u32;
         let leading = match outcome {
@@ -155,7 +192,7 @@ impl Engine {
             return;
         }
         let (waiters, kind) = (op.waiters.clone(), op.kind);
-        self.cool(kind);
+        self.cooldown.begin(kind, self.now, &self.config);
         self.abandon(id);
         if kind == OpKind::Save {
             self.writes.save_is_stuck(id);
@@ -166,14 +203,6 @@ impl Engine {
                 op.waiters.remove(&request);
             }
             self.stop_waiting(request, id);
-        }
-    }
-
-    /// The store failed, or was too slow. Requests do not probe it for a while, so that each does not wait
-    /// for a timeout of its own.
-    fn cool(&mut self, kind: OpKind) {
-        if matches!(kind, OpKind::Probe | OpKind::Fetch) && self.config.cooldown > 0 {
-            self.cool_until = self.cool_until.max(self.now + self.config.cooldown);
         }
     }
 

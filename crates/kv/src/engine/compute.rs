@@ -143,7 +143,7 @@ impl Engine {
     /// Ends a request, in any state.
     pub(super) fn end_request(&mut self, id: ReqId, how: Ending) {
         self.leave_ops(id);
-        self.release_pages(id);
+        self.requests.release_pages(id, &mut self.inventory);
         if self.requests.remove(id) == Some(State::Draining) {
             self.writes.forget(id);
         }

@@ -21,10 +21,9 @@ mod spaces;
 mod violation;
 mod write;
 
-use std::collections::BTreeMap;
-
 pub use check::Resident;
-use complete::{source_tier, target_tier};
+use complete::{Cooldown, Local, source_tier, target_tier};
+use mutants::Deferred;
 pub use request::State;
 use request::{Request, Slot, Source};
 use requests::Requests;
@@ -107,16 +106,12 @@ pub struct Engine {
     requests: Requests,
     spaces: Spaces,
     writes: Writes,
-    /// Completions that this rank received and not all ranks have agreed on. Not part of the replicated
-    /// state.
-    local_acks: BTreeMap<OpId, Outcome>,
-    /// Outcomes that a mutant applies later.
-    deferred: Vec<(OpId, Outcome)>,
+    local: Local,
+    deferred: Deferred,
     /// The request that did not fit on the device, and the state of the inventory at that moment.
     blocked: Option<(ReqId, u64)>,
     pressures: Pressures,
-    /// Until when the store is not probed, because it failed.
-    cool_until: Tick,
+    cooldown: Cooldown,
     now: Tick,
     stats: Stats,
     effects: Vec<Effect>,
@@ -136,11 +131,11 @@ impl Engine {
             requests: Requests::default(),
             spaces: Spaces::default(),
             writes: Writes::new(&config),
-            local_acks: BTreeMap::new(),
-            deferred: Vec::new(),
+            local: Local::default(),
+            deferred: Deferred::default(),
             blocked: None,
             pressures: Pressures::default(),
-            cool_until: 0,
+            cooldown: Cooldown::default(),
             now: 0,
             stats: Stats::default(),
             effects: Vec::new(),
@@ -152,7 +147,8 @@ impl Engine {
     pub fn apply(&mut self, input: Input, now: Tick) -> Vec<Effect> {
         if let (Input::Complete(op, outcome), true) = (&input, self.config.ranks > 1) {
             // A completion on one rank changes no replicated state, not even the time.
-            self.keep_local(*op, *outcome);
+            let is_kept = self.local.keep(&self.ledger, &self.config, *op, *outcome);
+            self.stats.stray_acks += u64::from(!is_kept);
             return Vec::new();
         }
         self.now = self.now.max(now);
@@ -190,7 +186,7 @@ impl Engine {
     /// the same (C2). Changes nothing.
     #[must_use]
     pub fn agree(&self) -> LocalAcks {
-        LocalAcks(self.local_acks.iter().map(|(op, outcome)| (*op, *outcome)).collect())
+        self.local.acks()
     }
 
     /// How much of this prefix is available. Changes nothing: no split, no use.
@@ -279,6 +275,9 @@ impl Engine {
     // ---- Shared by the flows.
 
     fn issue(&mut self, order: Order) {
+        if let Some(request) = order.waiter {
+            self.requests.get_mut(request).waits.insert(order.id);
+        }
         let operation = self.ledger.issue(order);
         self.effects.push(Effect::Issue(operation));
     }
@@ -290,7 +289,9 @@ impl Engine {
 
     /// Applies alarms that are due.
     fn pass_time(&mut self) {
-        self.apply_deferred();
+        for (op, outcome) in self.deferred.take_due(self.now, self.config.sabotage) {
+            self.end(op, outcome);
+        }
         while self.config.sabotage.enforces_deadlines()
             && let Some(id) = self.requests.take_due(self.now)
         {

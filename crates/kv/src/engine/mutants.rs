@@ -4,7 +4,7 @@
 use super::prefetch::FetchPlan;
 use super::{
     CellId, ChainHash, Engine, Inventory, Item, Ledger, LiveOp, OpId, OpKind, Outcome, ReqId, Request,
-    Residency, State, Tier,
+    Residency, State, Tick, Tier,
 };
 use super::{source_tier, target_tier};
 use crate::cell::Stored;
@@ -154,26 +154,27 @@ fn unpin_ops_of(inventory: &mut Inventory, ledger: &Ledger, request: &Request) {
     }
 }
 
-/// Where operations and requests end.
-impl Engine {
+/// Outcomes that a mutant applies later.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Deferred(Vec<(OpId, Outcome)>);
+
+impl Deferred {
     /// L9: an outcome is applied at once.
-    pub(super) fn apply_outcome(&mut self, op: OpId, outcome: Outcome) {
-        if sabotaged!(self.config.sabotage, NoticeLate) {
-            self.deferred.push((op, outcome));
-        } else {
-            self.end(op, outcome);
-        }
+    pub(super) fn pass(&mut self, op: OpId, outcome: Outcome, sabotage: Sabotage) -> Option<Outcome> {
+        let is_late = sabotaged!(sabotage, NoticeLate);
+        self.0.extend(is_late.then_some((op, outcome)));
+        (!is_late).then_some(outcome)
     }
 
     /// L9: no outcome is left to be applied later.
-    pub(super) fn apply_deferred(&mut self) {
-        if sabotaged!(self.config.sabotage, NoticeLate) && self.now.is_multiple_of(3) {
-            for (op, outcome) in std::mem::take(&mut self.deferred) {
-                self.end(op, outcome);
-            }
-        }
+    pub(super) fn take_due(&mut self, now: Tick, sabotage: Sabotage) -> Vec<(OpId, Outcome)> {
+        let is_due = sabotaged!(sabotage, NoticeLate) && now.is_multiple_of(3);
+        if is_due { std::mem::take(&mut self.0) } else { Vec::new() }
     }
+}
 
+/// Where operations and requests end.
+impl Engine {
     /// O3: an operation past its deadline stays in the ledger. Says whether it was removed instead.
     pub(super) fn is_purged(&mut self, id: OpId) -> bool {
         let is_purged = sabotaged!(self.config.sabotage, PurgeLive);

@@ -65,7 +65,7 @@ impl Engine {
         let deadline = request.deadline;
         self.requests.insert(request);
         let missing = usable - found.host;
-        let is_cooling = self.now < self.cool_until;
+        let is_cooling = self.cooldown.is_on(self.now);
         self.stats.cooled += u64::from(is_cooling && missing > 0 && self.config.store.is_some());
         let asks = self.config.store.filter(|_| !is_cooling).filter(|store| {
             let (host, pressure) = (self.pressures.host, self.pressures.store);
@@ -110,9 +110,7 @@ impl Engine {
             Order { id: op, kind: OpKind::Probe, space, root, root_hash, items, deadline, waiter: Some(id) };
         self.issue(order);
         self.stats.probes += 1;
-        let request = self.requests.get_mut(id);
-        request.state = State::Prefetching;
-        request.waits.insert(op);
+        self.requests.get_mut(id).state = State::Prefetching;
     }
 
     /// The store has the first `leading` pages of a probe. The answer belongs to the positions of the probe;
@@ -200,7 +198,6 @@ impl Engine {
             deadline,
             waiter: Some(id),
         });
-        self.requests.get_mut(id).waits.insert(op);
     }
 
     /// The request continues without the pages that have not arrived.

@@ -10,7 +10,8 @@ use super::violation::{Violation, broken};
 use crate::config::Config;
 use crate::digest::Digest;
 use crate::hash::chain_with;
-use crate::message::{Prompt, Refusal, ReqId, Submit, Tick};
+use crate::inventory::Inventory;
+use crate::message::{Prompt, Refusal, ReqId, Submit, Tick, Tier};
 
 /// See the module.
 #[derive(Clone, Debug, Default)]
@@ -179,11 +180,22 @@ impl Requests {
     }
 
     /// The request leaves the device. Returns its pages.
-    pub(super) fn take_slots(&mut self, id: ReqId) -> Vec<Slot> {
+    fn take_slots(&mut self, id: ReqId) -> Vec<Slot> {
         let request = self.get_mut(id);
         let (turn, slots) = (request.turn, std::mem::take(&mut request.slots));
         self.running.remove(&turn);
         slots
+    }
+
+    /// Releases the pages of a request. Shared pages stay until they are evicted.
+    pub(super) fn release_pages(&mut self, id: ReqId, inventory: &mut Inventory) {
+        inventory.next_use();
+        for slot in self.take_slots(id) {
+            match slot {
+                Slot::Shared(cell, _) => inventory.release(cell, Tier::Device),
+                Slot::Private(page) => inventory.free_private(id, page),
+            }
+        }
     }
 
     /// The request has all its tokens. Returns its private pages, which are freed at once. It keeps its

@@ -8,7 +8,7 @@ use std::collections::{BTreeSet, VecDeque};
 use super::spaces::Spaces;
 use super::{
     CellId, Config, Ending, Engine, Inventory, Item, Ledger, OpId, OpKind, Order, ReqId, Request, Residency,
-    Slot, State, Tier, mutants, policy,
+    Slot, State, Tick, Tier, mutants, policy,
 };
 use crate::cell::Stored;
 use crate::message::{PageId, PageRecord, Place};
@@ -145,6 +145,64 @@ impl Writes {
         }
         batch
     }
+
+    /// The operation that saves these pages, all of one root. From here on it owns the pins.
+    fn save(
+        &mut self,
+        inventory: &mut Inventory,
+        ledger: &mut Ledger,
+        spaces: &Spaces,
+        (job, cells): (&SaveJob, &[CellId]),
+        config: &Config,
+        deadline: Tick,
+    ) -> Option<Order> {
+        let root = cells.first().map(|id| inventory.cell(*id).root)?;
+        let (space, root_hash) = spaces.of_root(inventory, root)?;
+        let (id, kind, waiter) = (ledger.next_id(), OpKind::Save, job.request);
+        let mut items = Vec::with_capacity(cells.len());
+        for page in cells {
+            let cell = inventory.cell(*page);
+            let (position, hash) = (cell.position, cell.hash);
+            let from = cell.copy(Tier::Device).page().unwrap_or(u32::MAX);
+            inventory.pin(*page, Tier::Device);
+            let to = inventory.stage(*page, Tier::Host, id);
+            let source = Place::Page(PageId { tier: Tier::Device, index: from });
+            let target = Place::Page(PageId { tier: Tier::Host, index: to });
+            items.push(Item { record: PageRecord { position, hash, source, target }, cell: Some(*page) });
+            mutants::staged(inventory, kind, *page, id, config.sabotage);
+        }
+        if job.is_urgent {
+            self.urgent_saves.insert(id);
+        }
+        Some(Order { id, kind, space, root, root_hash, items, deadline, waiter })
+    }
+
+    /// The operation that backs up these pages, all of one root, if there are any.
+    fn back_up(
+        inventory: &mut Inventory,
+        ledger: &mut Ledger,
+        spaces: &Spaces,
+        cells: &[CellId],
+        config: &Config,
+        deadline: Tick,
+    ) -> Option<Order> {
+        let root = cells.first().map(|id| inventory.cell(*id).root)?;
+        let (space, root_hash) = spaces.of_root(inventory, root)?;
+        let (id, kind, waiter) = (ledger.next_id(), OpKind::Backup, None);
+        let mut items = Vec::with_capacity(cells.len());
+        for page in cells {
+            mutants::pin_backup(inventory, *page, config.sabotage);
+            let cell = inventory.cell_mut(*page);
+            cell.stored = Stored::Pending(id);
+            let index = cell.copy(Tier::Host).page().unwrap_or(u32::MAX);
+            let source = Place::Page(PageId { tier: Tier::Host, index });
+            let record =
+                PageRecord { position: cell.position, hash: cell.hash, source, target: Place::Store };
+            items.push(Item { record, cell: Some(*page) });
+        }
+        mutants::check_hashes(&mut items, config.sabotage);
+        Some(Order { id, kind, space, root, root_hash, items, deadline, waiter })
+    }
 }
 
 impl Engine {
@@ -178,7 +236,17 @@ impl Engine {
             let count = if is_enough { wanted } else { wanted.min(self.inventory.counts(Tier::Host).free) };
             if count > 0 {
                 let batch: Vec<_> = job.cells.drain(..count as usize).collect();
-                self.save(&job, &batch);
+                let deadline = self.now + self.config.op_patience;
+                let (inventory, ledger, config) = (&mut self.inventory, &mut self.ledger, &self.config);
+                let order = self.writes.save(
+                    inventory,
+                    ledger,
+                    &self.spaces,
+                    (&job, batch.as_slice()),
+                    config,
+                    deadline,
+                );
+                order.into_iter().for_each(|it| self.issue(it));
             }
             if count > 0 && !job.cells.is_empty() {
                 self.writes.saves.push_front(job);
@@ -196,42 +264,6 @@ impl Engine {
         }
         self.writes.report(&mut self.inventory);
         gave_up
-    }
-
-    fn save(&mut self, job: &SaveJob, cells: &[CellId]) {
-        let request = job.request;
-        let Some(root) = cells.first().map(|id| self.inventory.cell(*id).root) else { return };
-        let Some((space, root_hash)) = self.spaces.of_root(&self.inventory, root) else { return };
-        let op = self.ledger.next_id();
-        let mut items = Vec::with_capacity(cells.len());
-        for id in cells {
-            let cell = self.inventory.cell(*id);
-            let (position, hash) = (cell.position, cell.hash);
-            let from = cell.copy(Tier::Device).page().unwrap_or(u32::MAX);
-            self.inventory.pin(*id, Tier::Device);
-            let to = self.inventory.stage(*id, Tier::Host, op);
-            let source = Place::Page(PageId { tier: Tier::Device, index: from });
-            let target = Place::Page(PageId { tier: Tier::Host, index: to });
-            items.push(Item { record: PageRecord { position, hash, source, target }, cell: Some(*id) });
-            mutants::staged(&mut self.inventory, OpKind::Save, *id, op, self.config.sabotage);
-        }
-        let deadline = self.now + self.config.op_patience;
-        self.issue(Order {
-            id: op,
-            kind: OpKind::Save,
-            space,
-            root,
-            root_hash,
-            items,
-            deadline,
-            waiter: request,
-        });
-        if job.is_urgent {
-            self.writes.urgent_saves.insert(op);
-        }
-        if let Some(request) = request {
-            self.requests.get_mut(request).waits.insert(op);
-        }
     }
 
     /// The saves of a request are issued or skipped. From here on the operations own the pins, and the
@@ -254,7 +286,7 @@ impl Engine {
                 self.requests.get_mut(id).waits.insert(op);
             }
         }
-        self.release_pages(id);
+        self.requests.release_pages(id, &mut self.inventory);
         self.requests.get_mut(id).state = State::WritingBack;
         if self.requests.get(id).waits.is_empty() {
             self.end_request(id, Ending::Finished);
@@ -268,39 +300,11 @@ impl Engine {
                 return;
             }
             let batch = self.writes.next_backup(&self.inventory, &self.spaces, budget);
-            if !batch.is_empty() {
-                self.back_up(&batch);
-            }
+            let deadline = self.now + self.config.op_patience;
+            let (inventory, ledger, config) = (&mut self.inventory, &mut self.ledger, &self.config);
+            let order = Writes::back_up(inventory, ledger, &self.spaces, &batch, config, deadline);
+            order.into_iter().for_each(|it| self.issue(it));
         }
-    }
-
-    fn back_up(&mut self, cells: &[CellId]) {
-        let Some(root) = cells.first().map(|id| self.inventory.cell(*id).root) else { return };
-        let Some((space, root_hash)) = self.spaces.of_root(&self.inventory, root) else { return };
-        let op = self.ledger.next_id();
-        let mut items = Vec::with_capacity(cells.len());
-        for id in cells {
-            mutants::pin_backup(&mut self.inventory, *id, self.config.sabotage);
-            let cell = self.inventory.cell_mut(*id);
-            cell.stored = Stored::Pending(op);
-            let index = cell.copy(Tier::Host).page().unwrap_or(u32::MAX);
-            let source = Place::Page(PageId { tier: Tier::Host, index });
-            let record =
-                PageRecord { position: cell.position, hash: cell.hash, source, target: Place::Store };
-            items.push(Item { record, cell: Some(*id) });
-        }
-        mutants::check_hashes(&mut items, self.config.sabotage);
-        let deadline = self.now + self.config.op_patience;
-        self.issue(Order {
-            id: op,
-            kind: OpKind::Backup,
-            space,
-            root,
-            root_hash,
-            items,
-            deadline,
-            waiter: None,
-        });
     }
 }
 
