@@ -46,7 +46,7 @@ impl Spaces {
 
     /// The namespace of a root, unless it has another one by now.
     pub(super) fn of_root(&self, inventory: &Inventory, root: RootId) -> Option<(SpaceId, ChainHash)> {
-        let id = inventory.space_of(root)?;
+        let id = inventory.roots.space_of(root)?;
         self.spaces.get(&id).filter(|it| it.root == root).map(|it| (id, it.root_hash))
     }
 

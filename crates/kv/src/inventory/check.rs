@@ -146,7 +146,7 @@ impl Inventory {
                 digest.add(&(copy.residency, copy.pins, copy.holds, copy.facts, copy.queued));
             }
         }
-        digest.add(&self.roots.keys().collect::<Vec<_>>());
+        digest.add(&self.roots.ids());
         digest.add(&self.write_back);
     }
 

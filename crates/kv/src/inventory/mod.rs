@@ -9,12 +9,12 @@ mod check;
 mod evict;
 mod free_up;
 mod mutants;
-
-use std::collections::BTreeMap;
+mod roots;
 
 pub(crate) use check::Uses;
 use evict::Evictor;
 use free_up::WriteBack;
+use roots::Roots;
 
 use crate::arena::Arena;
 use crate::cell::{Cell, CellId, Residency, RootId, Written};
@@ -45,14 +45,6 @@ fn of_mut<T>(tier: Tier, [device, host]: &mut [T; 2]) -> &mut T {
     }
 }
 
-/// A root.
-#[derive(Clone, Copy, Debug)]
-struct Root {
-    space: SpaceId,
-    is_live: bool,
-    cells: u64,
-}
-
 /// What became of a copy that an operation wrote.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Settled {
@@ -78,10 +70,7 @@ pub(crate) struct Inventory {
     index: AnyIndex,
     pools: [Pool; 2],
     evictors: [Evictor; 2],
-    roots: BTreeMap<RootId, Root>,
-    roots_made: u32,
-    /// Roots that are gone and still have cells.
-    roots_retired: usize,
+    pub(crate) roots: Roots,
     write_back: WriteBack,
     /// Number of unused copies, by tier: an upper bound of what can be evicted.
     idle: [u32; 2],
@@ -106,9 +95,7 @@ impl Inventory {
             index: AnyIndex::new(config.index, config.sabotage),
             pools: [Pool::new(Tier::Device, config.device_pages), Pool::new(Tier::Host, config.host_pages)],
             evictors: [evictor(Tier::Device, config.device_pages), evictor(Tier::Host, config.host_pages)],
-            roots: BTreeMap::new(),
-            roots_made: 0,
-            roots_retired: 0,
+            roots: Roots::default(),
             write_back: WriteBack::new(config),
             idle: [0; 2],
             evicted: [0; 2],
@@ -167,12 +154,7 @@ impl Inventory {
     }
 
     pub(crate) fn is_live(&self, root: RootId) -> bool {
-        self.roots.get(&root).is_some_and(|it| it.is_live)
-    }
-
-    /// The namespace of a live root.
-    pub(crate) fn space_of(&self, root: RootId) -> Option<SpaceId> {
-        self.roots.get(&root).filter(|it| it.is_live).map(|it| it.space)
+        self.roots.is_live(root)
     }
 
     pub(crate) fn changes(&mut self) -> Vec<Change> {
@@ -199,9 +181,7 @@ impl Inventory {
     // ---- Roots and cells.
 
     pub(crate) fn add_root(&mut self, space: SpaceId) -> RootId {
-        let root = RootId(self.roots_made);
-        self.roots_made += 1;
-        self.roots.insert(root, Root { space, is_live: true, cells: 0 });
+        let root = self.roots.add(space);
         self.index.add_root(root);
         root
     }
@@ -209,18 +189,7 @@ impl Inventory {
     /// Hides everything under a root. Its cells are removed step by step.
     pub(crate) fn retire_root(&mut self, root: RootId) {
         self.index.drop_root(root);
-        if let Some(it) = self.roots.get_mut(&root) {
-            it.is_live = false;
-            self.roots_retired += 1;
-        }
-        self.forget_root(root);
-    }
-
-    fn forget_root(&mut self, root: RootId) {
-        if self.roots.get(&root).is_some_and(|it| !it.is_live && it.cells == 0) {
-            self.roots.remove(&root);
-            self.roots_retired -= 1;
-        }
+        self.roots.retire(root);
     }
 
     /// The cells of these hashes, with new cells for those that have none. Fewer if a hash is at another
@@ -238,9 +207,7 @@ impl Inventory {
                 self.cells.remove(id.0);
                 break;
             }
-            if let Some(it) = self.roots.get_mut(&root) {
-                it.cells += 1;
-            }
+            self.roots.add_cell(root);
             cells.push(id);
         }
         cells
@@ -258,16 +225,13 @@ impl Inventory {
             next = cell.parent;
             self.index.remove(root, hash, id);
             self.cells.remove(id.0);
-            if let Some(it) = self.roots.get_mut(&root) {
-                it.cells -= 1;
-            }
-            self.forget_root(root);
+            self.roots.remove_cell(root);
         }
     }
 
     /// Removes some copies whose namespace is gone.
     pub(crate) fn sweep(&mut self) {
-        if self.roots_retired == 0 {
+        if !self.roots.has_retired() {
             return;
         }
         let from = self.sweep_from;
@@ -465,9 +429,9 @@ impl Inventory {
 
     fn record(&mut self, id: CellId, tier: Tier, is_there: bool) {
         let cell = self.cells.get(id.0);
-        let root = self.roots.get(&cell.root);
-        if let Some((changes, root)) = self.changes.as_mut().zip(root) {
-            changes.push(Change { tier, space: root.space, hash: cell.hash, is_there });
+        let space = self.roots.last_space_of(cell.root);
+        if let Some((changes, space)) = self.changes.as_mut().zip(space) {
+            changes.push(Change { tier, space, hash: cell.hash, is_there });
         }
     }
 }
