@@ -59,7 +59,7 @@ fn few_files_import_each_other() {
 
 #[test]
 fn no_type_has_too_many_methods() {
-    expect_none(&methods::check(&tree::files(&tree::root()).unwrap(), &methods::LARGER));
+    expect_none(&methods::check(&tree::files(&tree::root()).unwrap()));
 }
 
 #[test]
