@@ -126,8 +126,8 @@ impl Client {
     }
 }
 
-/// How the objects of a call were reached. Those that cannot be viewed in place are copied: a get measures its
-/// path. A call that found none has only asked the master.
+/// How the objects of a call were reached. Those that cannot be viewed in place are copied: a get measures
+/// its path. A call that found none has only asked the master.
 fn path_of(views: &[Result<View, Error>]) -> Path {
     let found = || views.iter().flatten();
     match (found().count(), found().all(View::is_borrowed)) {

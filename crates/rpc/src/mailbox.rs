@@ -668,7 +668,8 @@ impl Shared {
         if !may {
             if permits_line() {
                 let peer = self.peer;
-                tracing::warn!(%peer, "disconnected: too many bytes wait for the clients of its token to read");
+                let why = "too many bytes wait for the clients of its token to read";
+                tracing::warn!(%peer, "disconnected: {why}");
             }
             self.close();
         }

@@ -1,8 +1,8 @@
 //! Accepted connections, and those of them that are not authenticated yet.
 //!
 //! Any process that reaches a port can open connections and send nothing, so their number is limited. Beyond
-//! the limit the oldest is closed, of the host that has most of them: a peer that sends its request at once is
-//! never rejected because of silent peers, and a slow one only for those of its own host.
+//! the limit the oldest is closed, of the host that has most of them: a peer that sends its request at once
+//! is never rejected because of silent peers, and a slow one only for those of its own host.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -164,8 +164,8 @@ impl Pending {
         self.enter_from(cut, None)
     }
 
-    /// Adds a pending connection. Beyond the limit, the oldest one of the host with most of them is removed and
-    /// its `cut` is notified: its task must close it.
+    /// Adds a pending connection. Beyond the limit, the oldest one of the host with most of them is removed
+    /// and its `cut` is notified: its task must close it.
     #[must_use]
     pub fn enter_from(self: &Arc<Self>, cut: &Arc<Notify>, from: Option<IpAddr>) -> Entry {
         let mut table = self.lock();

@@ -6,7 +6,11 @@ use std::collections::{BTreeMap, BTreeSet, btree_map::Entry};
 use std::sync::Arc;
 
 use super::catalog::{LabelIndex, NamespaceIndex, NodeIndex};
-use crate::{ClientId, ConnId, SegmentId, message::Hello};
+use crate::{
+    ClientId, ConnId, SegmentId,
+    message::Hello,
+    sabotage::{Sabotage, sabotaged},
+};
 
 /// The process at the other end of a connection.
 #[derive(Debug)]
@@ -157,8 +161,8 @@ impl Connections {
     }
 
     /// Those that take turns together: all namespaces that a token has used last, or this one.
-    pub(super) fn turn_group(&self, namespace: NamespaceIndex) -> TurnGroup {
-        let token = self.token_of.get(&namespace);
+    pub(super) fn turn_group(&self, namespace: NamespaceIndex, sabotage: Sabotage) -> TurnGroup {
+        let token = self.token_of.get(&namespace).filter(|_| !sabotaged!(sabotage, TurnsOfEachNamespace));
         // Namespaces have fewer bits, so that no token has the number of one.
         TurnGroup(token.map_or(namespace.number(), |it| it.0 | 1 << 63))
     }

@@ -5,33 +5,12 @@
 
 use std::collections::{BTreeMap, BTreeSet, btree_map::Entry};
 
-use super::{
-    Caller, Context, Master, OpId,
-    catalog::NamespaceIndex,
-    connections::TokenId,
-    context::guarantees::GUARANTEES_MAX,
-    objects::history::{HISTORY_BYTES_MAX, HISTORY_MAX},
-    refuse,
-    unreported::CLIENTS_PARKED_MAX,
-};
+use super::{Caller, Context, OpId, catalog::NamespaceIndex, connections::TokenId, refuse};
 use crate::{
-    BATCH_KEY_BYTES_MAX, ClientId, ConnId, Key, RequestId, SHARE_PARTS,
+    BATCH_KEY_BYTES_MAX, ClientId, ConnId, Key, RequestId,
     message::{ClientToMaster, Reason, Reply, Reserve, ReserveItem},
     sabotage::{Sabotage, sabotaged},
 };
-
-/// The use of one limit.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct LimitStat {
-    /// Its name.
-    pub name: &'static str,
-    /// Its value.
-    pub max: u64,
-    /// The current use: that of the whole master, or that of the client or namespace that uses most.
-    pub used: u64,
-    /// Number of requests that reached it.
-    pub reached: u64,
-}
 
 /// The limits of one client and of one namespace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -141,7 +120,29 @@ pub(super) fn waiting_bytes<'a>(keys: impl Iterator<Item = &'a Key>) -> usize {
     keys.map(|key| key.as_bytes().len() + WAITING_ITEM_BYTES).sum()
 }
 
+/// The requests that wait of the client, namespace or token with most of them, and how often the limit was
+/// reached.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct MostWaiting {
+    pub(super) client: (usize, u64),
+    pub(super) namespace: (usize, u64),
+    pub(super) token: (usize, u64),
+    pub(super) client_bytes: (usize, u64),
+    pub(super) token_bytes: (usize, u64),
+}
+
 impl Waiting {
+    pub(super) fn most(&self) -> MostWaiting {
+        let most = |counts: &mut dyn Iterator<Item = &usize>| counts.copied().max().unwrap_or(0);
+        MostWaiting {
+            client: (most(&mut self.by_client.values()), self.reached[0]),
+            namespace: (most(&mut self.by_namespace.values()), self.reached[1]),
+            token: (most(&mut self.by_token.values()), self.reached[2]),
+            client_bytes: (most(&mut self.bytes_of_client.values()), self.bytes_reached[0]),
+            token_bytes: (most(&mut self.bytes_of_token.values()), self.bytes_reached[1]),
+        }
+    }
+
     /// A request begins to wait, unless its client, namespace or token is at its limit.
     pub(super) fn enter(
         &mut self,
@@ -345,92 +346,4 @@ pub(super) fn has_pins_left(cx: &mut Context, namespace: NamespaceIndex, more: u
         || sabotaged!(cx.config.sabotage, PinAnyNumber);
     cx.limits.pins += u64::from(!has);
     has
-}
-
-impl Master {
-    /// The limits of this master, and their use.
-    #[must_use]
-    pub fn limits(&self) -> Vec<LimitStat> {
-        let o = &self.objects;
-        let stat = |name, max: usize, used: usize, reached| LimitStat {
-            name,
-            max: max as u64,
-            used: used as u64,
-            reached,
-        };
-        let (limits, waiting) = (o.cx.config.limits, &o.cx.waiting);
-        let most = |counts: &mut dyn Iterator<Item = &usize>| counts.copied().max().unwrap_or(0);
-        let by_client = most(&mut waiting.by_client.values());
-        let by_namespace = most(&mut waiting.by_namespace.values());
-        let by_token = most(&mut waiting.by_token.values());
-        let namespaces = o.cx.catalog.namespace_count();
-        let (reservations, reserved) = o.cx.quotas.most();
-        let reservations = reservations.map(|it| usize::try_from(it).unwrap_or(usize::MAX));
-        let pins = o.cx.catalog.namespace_indexes().filter_map(|it| Some(o.cx.catalog.namespace(it)?.pins));
-        let [leases_client, leases_namespace, leases_token] = o.leases.most();
-        let number = |it: u64| usize::try_from(it).unwrap_or(usize::MAX);
-        let memory = o.cx.members.iter().filter(|(_, it)| !it.is_disk());
-        let (capacity, views_refused) = memory.fold((0_u64, 0_u64), |sum, (_, it)| {
-            (sum.0.saturating_add(it.usage.capacity), sum.1.saturating_add(it.views_refused))
-        });
-        let share = number(capacity / (SHARE_PARTS + 1) * SHARE_PARTS);
-        let viewed = o.cx.members.iter().flat_map(|(_, it)| &it.viewers).map(|it| it.bytes).max();
-        vec![
-            stat(
-                "reservations_per_client",
-                number(limits.reservations_client_max),
-                reservations[0],
-                o.cx.limits.reservations_client,
-            ),
-            stat(
-                "reservations_per_namespace",
-                number(limits.reservations_namespace_max),
-                reservations[1],
-                o.cx.limits.reservations_namespace,
-            ),
-            stat(
-                "reservations_per_token",
-                number(limits.reservations_token_max),
-                reservations[2],
-                o.cx.limits.reservations_token,
-            ),
-            stat("reserved_bytes_per_client", share, number(reserved), o.cx.limits.reserved_share),
-            stat("viewed_bytes_per_client", share, number(viewed.unwrap_or(0)), views_refused),
-            stat("leases_per_client", limits.leases_client_max, leases_client.0, leases_client.1),
-            stat("leases_per_namespace", limits.leases_namespace_max, leases_namespace.0, leases_namespace.1),
-            stat("leases_per_token", limits.leases_token_max, leases_token.0, leases_token.1),
-            stat(
-                "pins_per_namespace",
-                number(limits.pins_namespace_max),
-                number(pins.max().unwrap_or(0)),
-                o.cx.limits.pins,
-            ),
-            stat(
-                "guaranteed_minimums",
-                GUARANTEES_MAX,
-                o.cx.quotas.guaranteed().len(),
-                o.cx.limits.guarantees,
-            ),
-            stat("namespaces", limits.namespaces_max, namespaces, o.cx.limits.namespaces),
-            stat("waiting_per_client", limits.waiting_client_max, by_client, waiting.reached[0]),
-            stat("waiting_per_namespace", limits.waiting_namespace_max, by_namespace, waiting.reached[1]),
-            stat("waiting_per_token", limits.waiting_token_max, by_token, waiting.reached[2]),
-            stat(
-                "waiting_bytes_per_client",
-                limits.waiting_client_bytes_max,
-                most(&mut waiting.bytes_of_client.values()),
-                waiting.bytes_reached[0],
-            ),
-            stat(
-                "waiting_bytes_per_token",
-                limits.waiting_token_bytes_max,
-                most(&mut waiting.bytes_of_token.values()),
-                waiting.bytes_reached[1],
-            ),
-            stat("waiting_for_members", CLIENTS_PARKED_MAX, self.parked.len(), o.cx.limits.reports),
-            stat("batch_key_bytes", BATCH_KEY_BYTES_MAX, 0, o.cx.limits.key_bytes),
-            stat("history_removals", HISTORY_MAX, o.history.len(), o.history.forgotten()),
-            stat("history_bytes", HISTORY_BYTES_MAX, o.history.bytes(), o.history.forgotten_for_bytes()),
-        ]
-    }
 }

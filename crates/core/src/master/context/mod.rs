@@ -27,7 +27,7 @@ use saved::Saving;
 use super::{
     Effect, Eviction, EvictionCause, MasterConfig, Notice, OpId, Wait,
     catalog::{Catalog, NamespaceIndex, NodeIndex, Object, ObjectIndex, TierChange},
-    connections::{Caller, Connections, TurnGroup},
+    connections::{Caller, Connections},
     deadlines::Deadlines,
     limits::{Limits, Waiting},
     members::{Member, Members, Standing},
@@ -392,14 +392,6 @@ impl Context {
         *evicted = Evicted { objects: evicted.objects + 1, bytes: evicted.bytes + bytes };
         self.evictions.unread += u64::from(is_unread && is_lost);
         self.notice(Notice::Evicted(Eviction { bytes, cause, is_unread, is_lost }));
-    }
-
-    /// The group with which the objects of a namespace take turns at disks.
-    pub(in crate::master) fn turn_group(&self, namespace: NamespaceIndex) -> TurnGroup {
-        match sabotaged!(self.config.sabotage, TurnsOfEachNamespace) {
-            true => TurnGroup(namespace.number()),
-            false => self.connections.turn_group(namespace),
-        }
     }
 
     /// Lets a request of a client wait, or refuses that. `bytes`: what it has in memory meanwhile.

@@ -179,7 +179,7 @@ impl Demotions {
             if let Some(home) = home {
                 let is_anyone = sabotaged!(cx.config.sabotage, WriteThroughInOrder);
                 let (namespace, client) = (object.namespace(), object.writer());
-                let group = cx.turn_group(namespace);
+                let group = cx.connections.turn_group(namespace, cx.config.sabotage);
                 let owner = Owner { namespace, group, client, is_anyone };
                 let list = self.write_through.entry(home).or_default();
                 list.push(owner, object.len(), (index, object.generation()));

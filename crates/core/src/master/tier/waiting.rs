@@ -3,7 +3,8 @@
 //! A request waits in the queue of the node whose memory it needs, and is retried after every event. It
 //! ends when its promotion begins, when its object is gone or in memory, when its node is gone, or when its
 //! deadline passes. A node that is short of memory does not delay the promotions of others. Namespaces take
-//! turns by bytes, those of one token together, so that one that prefetches too much delays the others by its share only.
+//! turns by bytes, those of one token together, so that one that prefetches too much delays the others by
+//! its share only.
 //!
 //! **Invariant:** no request waits for memory that is free, or that is used only by unread objects with a
 //! disk copy.
@@ -198,7 +199,7 @@ impl Tier {
         let since = since.unwrap_or(cx.now);
         let until = since.after(cx.config.tier.memory_wait_ms);
         let Some(namespace) = cx.catalog.get(index).map(Object::namespace) else { return self.skip() };
-        let group = cx.turn_group(namespace);
+        let group = cx.connections.turn_group(namespace, cx.config.sabotage);
         let queue = &mut self.promotions.queue;
         let is_full = queue.is_full(cx, group);
         let throttle = &self.promotions.throttle;

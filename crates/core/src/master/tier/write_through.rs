@@ -1,9 +1,9 @@
 //! The objects that must be written through to a disk.
 //!
-//! Namespaces take turns by bytes, those of one token together, and so do the clients of a namespace: one that puts more than the disk can
-//! write delays the objects of others by its share only. A disk may be slow, or away, for any time. So each
-//! memory lists at most [`WRITE_THROUGH_MAX`] objects, and a namespace leaves a part of them to others. The
-//! rest of a namespace is found in the catalog, in turns with what is listed.
+//! Namespaces take turns by bytes, those of one token together, and so do the clients of a namespace: one
+//! that puts more than the disk can write delays the objects of others by its share only. A disk may be slow,
+//! or away, for any time. So each memory lists at most [`WRITE_THROUGH_MAX`] objects, and a namespace leaves
+//! a part of them to others. The rest of a namespace is found in the catalog, in turns with what is listed.
 //!
 //! **Invariant:** a namespace with an object that is not listed has one entry that says so.
 
