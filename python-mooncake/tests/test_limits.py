@@ -20,6 +20,9 @@ def test_key_has_at_most_a_mebibyte(store):
     assert store.eval("store.put(beyond, b'v'), store.upsert(beyond, b'v')") == (-600, -600)
     assert store.eval("store.put_batch(['a', beyond], [b'v', b'v'])") == -600
     # A batch fails only where a key does.
+    assert store.eval("store.get('a'), store.put_batch(['c', '', 'd'], [b'1', b'2', b'3'])") == (b"v", -600)
+    assert store.eval("store.get('c'), store.get('d')") == (b"1", b"3")
+    assert store.eval("store.put_batch(['e', 'f'], [b'1', b'']), store.get('e')") == (-600, b"")
     assert store.eval("store.batch_put_from(['b', beyond], [memory.address] * 2, [4] * 2)") == [0, -600]
     assert store.eval("store.get(beyond), store.get_buffer(beyond), store.get_size(beyond)") == (
         b"",
@@ -28,6 +31,11 @@ def test_key_has_at_most_a_mebibyte(store):
     )
     assert store.eval("store.batch_is_exist([last, beyond, 'b'])") == [1, 0, 1]
     assert store.eval("store.batch_remove([beyond, last], True)") == [-704, 0]
+
+
+def test_copy_needs_a_target(store):
+    assert store.eval("store.create_copy_task('missing', [])") == ((0, 0), -600)
+    assert store.eval("store.create_copy_task('missing', ['a'])")[1] == -704
 
 
 def test_sizes_in_a_dict_are_limited(store):

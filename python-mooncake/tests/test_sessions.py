@@ -88,6 +88,19 @@ def test_number_of_sessions_is_limited(store):
     )
 
 
+def test_upsert_preempts_an_open_put_session(store):
+    assert store.eval("store.batch_put_session_start(['k'], [8]), store.put('k', b'ignored')") == ([0], 0)
+    assert store.eval("store.get('k'), store.get_size('k')") == (b"", -703)
+    assert store.eval("store.upsert('k', b'upserted'), store.get('k')") == (0, b"upserted")
+    # The session is no reason to ignore later puts.
+    assert store.eval("store.remove('k', True), store.get_size('k')") == (0, -704)
+    assert store.eval("store.put('k', b'put'), store.get('k')") == (0, b"put")
+    # Its end has no effect, also when the key is free.
+    assert store.eval("store.remove('k', True), store.batch_put_session_end(['k'])") == (0, [0])
+    assert store.eval("store.is_exist('k'), store.batch_put_session_end(['k'])") == (0, [-600])
+    assert store.eval("store.batch_put_session_start(['k'], [1])") == [0]
+
+
 def test_number_of_ranges_of_a_put_session_is_limited(store):
     store.run("memory = Memory(4096, b'x'); p = memory.address")
     store.run(f"size = 2 * {SESSIONS_MAX} + 2; offsets = list(range(0, size, 2))")

@@ -172,6 +172,9 @@ impl MooncakeDistributedStore {
         key: KeyArg,
         targets: Items<Text>,
     ) -> PyResult<((u64, u64), i64)> {
+        if targets.0.is_empty() {
+            return Ok(((0, 0), codes::INVALID_PARAMS));
+        }
         self.create_task(py, &key, Change::Copy(texts(targets)))
     }
 

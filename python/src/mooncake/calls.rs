@@ -62,6 +62,13 @@ pub(super) fn put_or_keep<'a>(
         tell_unconfirmed(&Error::Unconfirmed { nodes: nodes.into_iter().collect() });
     }
     tell_device(stored.iter().filter_map(|it| it.as_ref().err()));
+    if open.sessions.has_writing() {
+        let replaced = puts.iter().zip(&stored).filter(|(put, stored)| {
+            put.options.on_exists != OnExists::Keep
+                && stored.as_ref().is_ok_and(|it| it.effect != PutEffect::Kept)
+        });
+        replaced.for_each(|(put, _)| open.sessions.preempt(&put.key));
+    }
     let positions = known.iter().enumerate().filter_map(|(at, known)| known.is_none().then_some(at));
     let is_kept = |it: &Result<Stored, _>| it.as_ref().is_ok_and(|it| it.effect == PutEffect::Kept);
     let kept = positions.zip(puts).zip(&stored).filter_map(|(put, it)| is_kept(it).then_some(put)).collect();

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tiffin_client::{Key, Reserved};
@@ -40,6 +40,8 @@ pub(super) struct Reading {
 pub(super) struct Writing {
     pub(super) reserved: Reserved,
     pub(super) written: Mutex<BTreeMap<u64, u64>>,
+    /// An upsert of this store has stored another object under the key: this one has no effect any more.
+    is_preempted: AtomicBool,
 }
 
 impl Default for Sessions {
@@ -54,11 +56,20 @@ impl Sessions {
         made.unwrap_or_else(|never| match never {})
     }
 
-    /// Whether a put session of this store has the key.
+    /// Whether a put session of this store will store the key.
     pub(super) fn is_writing(&self, key: &Key) -> bool {
         self.0.here().is_some_and(|here| {
-            here.writing_count.load(Ordering::Relaxed) > 0 && lock(&here.writing).contains_key(key)
+            here.writing_count.load(Ordering::Relaxed) > 0 && has_live(&lock(&here.writing), key)
         })
+    }
+
+    /// An upsert has stored the key.
+    pub(super) fn preempt(&self, key: &Key) {
+        if let Some(here) = self.0.here()
+            && let Some(session) = lock(&here.writing).get(key)
+        {
+            session.is_preempted.store(true, Ordering::Relaxed);
+        }
     }
 
     /// Whether a put session of this store is open.
@@ -72,7 +83,7 @@ impl Sessions {
         if here.writing_count.load(Ordering::Relaxed) > 0 {
             let writing = lock(&here.writing);
             for (key, code) in keys.iter().zip(&mut codes) {
-                let is_open = |key: Key| writing.contains_key(&key);
+                let is_open = |key: Key| has_live(&writing, &key);
                 if *code == codes::OBJECT_NOT_FOUND && key.key().is_some_and(is_open) {
                     *code = codes::REPLICA_IS_NOT_READY;
                 }
@@ -101,13 +112,26 @@ impl Here {
             return codes::NO_AVAILABLE_HANDLE;
         }
         let key = reserved.key().clone();
-        writing.insert(key, Arc::new(Writing { reserved, written: Mutex::default() }));
+        writing.insert(key, Arc::new(Writing::new(reserved)));
         self.writing_count.store(writing.len(), Ordering::Relaxed);
         codes::OK
     }
 }
 
+fn has_live(writing: &BTreeMap<Key, Arc<Writing>>, key: &Key) -> bool {
+    writing.get(key).is_some_and(|it| !it.is_preempted())
+}
+
 impl Writing {
+    fn new(reserved: Reserved) -> Self {
+        Self { reserved, written: Mutex::default(), is_preempted: AtomicBool::new(false) }
+    }
+
+    /// Whether an upsert of this store has taken the key over.
+    pub(super) fn is_preempted(&self) -> bool {
+        self.is_preempted.load(Ordering::Relaxed)
+    }
+
     /// Whether these ranges can be added.
     pub(super) fn has_space(&self, count: usize) -> bool {
         lock(&self.written).len().saturating_add(count) <= RANGES_MAX

@@ -435,8 +435,17 @@ pub(super) fn put_session_end(
     Ok(places.into_iter().map(|place| code(place).unwrap_or(codes::INVALID_PARAMS)).collect())
 }
 
-/// Commits written objects. Returns a code for each.
+/// Commits written objects. Returns a code for each. Those that an upsert has preempted have no effect: their
+/// space is released with them.
 async fn commit(client: &Client, sessions: &[Arc<Writing>], deadline: Deadline) -> Vec<i64> {
+    let is_live = |session: &&Arc<Writing>| !session.is_preempted();
+    let live: Vec<_> = sessions.iter().filter(is_live).cloned().collect();
+    let mut ended = commit_live(client, &live, deadline).await.into_iter();
+    let code = |session| if is_live(&session) { ended.next().unwrap_or(codes::RPC_FAIL) } else { codes::OK };
+    sessions.iter().map(code).collect()
+}
+
+async fn commit_live(client: &Client, sessions: &[Arc<Writing>], deadline: Deadline) -> Vec<i64> {
     let filled = fill_gaps(client, sessions, deadline).await;
     let ready = sessions.iter().zip(&filled).filter(|(_, filled)| filled.is_ok());
     let ready: Vec<_> = ready.map(|(session, _)| &session.reserved).collect();

@@ -36,7 +36,8 @@ use crate::runtime::block_on;
 type Ranges = Vec<(u64, u64)>;
 
 impl MooncakeDistributedStore {
-    /// Puts values that are Python objects. An error of one of them is the error of the call.
+    /// Puts values that are Python objects. The first error of one of them is that of the call; an invalid
+    /// value stores none.
     fn put_values(
         &self,
         py: Python<'_>,
@@ -52,13 +53,15 @@ impl MooncakeDistributedStore {
         let mut puts = Vec::with_capacity(keys.len());
         for (key, parts) in keys.iter().zip(values) {
             let len = parts.iter().map(Lent::len).fold(0, u64::saturating_add);
-            match key.key() {
-                Some(key) if len > 0 && len <= open.buffer_bytes => {
-                    let parts = parts.iter().map(Lent::source).collect();
-                    puts.push(Ok(Put { key, parts, options: options.clone() }));
-                }
-                _ => return Ok(codes::INVALID_PARAMS),
+            if len == 0 || len > open.buffer_bytes {
+                return Ok(codes::INVALID_PARAMS);
             }
+            // An invalid key fails alone: Mooncake copies all values before it looks at the keys.
+            let put = key.key().map(|key| {
+                let parts = parts.iter().map(Lent::source).collect();
+                Put { key, parts, options: options.clone() }
+            });
+            puts.push(put.ok_or(codes::INVALID_PARAMS));
         }
         let codes = calls::put(py, &open, puts)?;
         Ok(codes.into_iter().find(|code| *code != codes::OK).unwrap_or(codes::OK))
