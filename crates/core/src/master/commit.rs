@@ -33,9 +33,12 @@ use crate::{
 /// without waiting for it: a message that is too large would be refused.
 const RETIRED_BEHIND_MAX: usize = 1 << 10;
 
-/// The messages to the nodes of a batch other than the one that asks, each with the objects that it commits.
+/// A message to a node, and the objects that it commits.
+type Message = (Settle, Vec<(ObjectIndex, Generation, SlotRef)>);
+
+/// The messages to the nodes of a batch other than the one that asks.
 #[derive(Debug, Default)]
-pub(super) struct Others(pub(super) BTreeMap<NodeIndex, (Settle, Vec<(ObjectIndex, Generation, SlotRef)>)>);
+pub(super) struct Others(pub(super) BTreeMap<NodeIndex, Message>);
 
 impl Others {
     /// A node must commit its copy of an object.
@@ -397,7 +400,7 @@ fn is_answered_behind(
 ) -> bool {
     let is_its = |it: &Member| it.conn == Some(conn) && it.standing == Standing::Ready;
     let is_all_there = !replaced.is_empty() && replaced.iter().all(|it| it.0 == home) && others.0.len() == 1;
-    let is_small = |it: &(Settle, Vec<_>)| it.1.len().max(replaced.len()) <= RETIRED_BEHIND_MAX;
+    let is_small = |it: &Message| it.1.len().max(replaced.len()) <= RETIRED_BEHIND_MAX;
     is_all_there && others.0.get(&home).is_some_and(is_small) && cx.members.get(home).is_some_and(is_its)
 }
 

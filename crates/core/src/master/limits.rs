@@ -217,9 +217,8 @@ impl Waiting {
             exceeds(self.bytes_of_client.get(&client), limits.waiting_client_bytes_max),
             exceeds(of_token, limits.waiting_token_bytes_max),
         ];
-        let first = heavy.iter().position(|it| *it && bytes > 0);
-        first.into_iter().for_each(|at| self.bytes_reached[at] += 1);
-        first.is_some()
+        let reached = self.bytes_reached.iter_mut().zip(heavy).find(|(_, is_heavy)| *is_heavy && bytes > 0);
+        reached.map(|(count, _)| *count += 1).is_some()
     }
 
     /// The operation of a request that waits.
