@@ -42,11 +42,13 @@ pub(super) struct Others(pub(super) BTreeMap<NodeIndex, Message>);
 
 impl Others {
     /// A node must commit its copy of an object.
-    fn commit(&mut self, node: NodeIndex, index: ObjectIndex, record: Option<Record>) {
-        let Some(record) = record else { return };
-        let (settle, objects) = self.0.entry(node).or_default();
-        objects.push((index, record.generation, record.slot_ref));
-        settle.commit.push(record);
+    #[inline]
+    fn commit(&mut self, node: NodeIndex, index: ObjectIndex, record: impl IntoIterator<Item = Record>) {
+        for record in record {
+            let (settle, objects) = self.0.entry(node).or_default();
+            objects.push((index, record.generation, record.slot_ref));
+            settle.commit.push(record);
+        }
     }
 
     /// Aborts the copies of an object that gets no name, other than that of a home that asks. An earlier
@@ -383,7 +385,7 @@ impl Objects {
         self.tier.write_through(&self.cx, index);
         for (node, record) in records {
             self.cx.members.expect(node, record.slot_ref);
-            others.commit(node, index, Some(record));
+            others.commit(node, index, [record]);
         }
         generation
     }

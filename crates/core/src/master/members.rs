@@ -284,6 +284,7 @@ impl Members {
     /// The locations of a written object's copies, the home first. Copies on unknown nodes are left out. So
     /// are copies on a node that was lost and has yet to discard everything. It may learn of this copy
     /// before it learns that it must discard, and would then discard this copy too.
+    #[inline]
     pub(super) fn copies(&self, home: NodeIndex, item: &CommitItem) -> Vec<(NodeIndex, SlotRef)> {
         let discards = |node| self.get(node).is_some_and(|it| it.discard);
         let mut replicas = vec![(home, item.slot_ref)];
@@ -298,6 +299,7 @@ impl Members {
     }
 
     /// A joining node may announce before it learns that it has this copy.
+    #[inline]
     pub(super) fn expect(&mut self, node: NodeIndex, slot_ref: SlotRef) {
         if let Some(member) = self.get_mut(node).filter(|it| it.standing == Standing::Joining) {
             member.told.insert(slot_ref);

@@ -61,6 +61,7 @@ impl Operations {
     }
 
     /// When [`Self::end_late`] is due.
+    #[inline]
     pub(super) fn next_deadline(&self, cx: &Context) -> Option<Tick> {
         self.retires.next_deadline(cx.now).into_iter().chain(cx.deadlines.next()).min()
     }
@@ -71,6 +72,7 @@ impl Operations {
     }
 
     /// Answers the requests whose deadline has passed. The nodes are still expected to confirm.
+    #[inline]
     pub(super) fn end_late(&mut self, o: &mut Objects) {
         for op in o.cx.deadlines.take_due(o.cx.now) {
             // The operation is in one of these, or has ended.
@@ -87,6 +89,7 @@ impl Operations {
     }
 
     /// Retries the puts that wait for space, if the state that they depend on has changed.
+    #[inline]
     pub(super) fn serve_puts(&mut self, o: &mut Objects) {
         let lease_ended = self.lease_end.is_some_and(|end| end <= o.cx.now);
         if o.cx.quotas.take_change() || lease_ended {
@@ -115,6 +118,7 @@ impl Operations {
 
     /// Starts promotions and demotions that have become possible, and answers the requests that waited for
     /// them.
+    #[inline]
     pub(super) fn serve_tier(&mut self, o: &mut Objects) {
         o.tier.serve(&mut o.cx);
         while let Some(op) = o.tier.fetches.take_woken() {

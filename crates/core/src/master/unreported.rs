@@ -114,6 +114,9 @@ impl Parking {
         namespace: NamespaceIndex,
         request: ClientToMaster,
     ) -> Option<ClientToMaster> {
+        if o.reports.are_complete() {
+            return Some(request);
+        }
         let Some(wait_ms) = o.reports.wait_ms(&o.cx, namespace, &request) else { return Some(request) };
         let deadline = o.cx.now.after(wait_ms);
         self.park_question(o, (conn, id), Question::Client(request), Some(deadline));

@@ -167,6 +167,7 @@ impl Deferred {
     }
 
     /// L9: no outcome is left to be applied later.
+    #[inline]
     pub(super) fn take_due(&mut self, now: Tick, sabotage: Sabotage) -> Vec<(OpId, Outcome)> {
         let is_due = sabotaged!(sabotage, NoticeLate) && now.is_multiple_of(3);
         if is_due { std::mem::take(&mut self.0) } else { Vec::new() }

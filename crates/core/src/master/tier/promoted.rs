@@ -44,7 +44,7 @@ impl Promoted {
     /// A get was answered with a copy in memory. Returns the generation of an object that was promoted for
     /// it.
     pub(super) fn read(&mut self, index: ObjectIndex) -> Option<Generation> {
-        self.unread.remove(&index)
+        if self.unread.is_empty() { None } else { self.unread.remove(&index) }
     }
 
     /// An object leaves memory. Returns whether it was promoted in vain.
@@ -64,6 +64,9 @@ impl Promoted {
         cx: &mut Context,
         found: impl Iterator<Item = &'a ObjectIndex>,
     ) {
+        if self.shields.is_empty() {
+            return;
+        }
         for &index in found {
             if let Some((before, until)) = self.shields.remove(index) {
                 cx.catalog.end_protection(index, before, until);

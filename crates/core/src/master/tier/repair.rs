@@ -157,6 +157,7 @@ impl Repairs {
     }
 
     /// Notices that an object has lost a copy, or that a member speaks again or leaves soon.
+    #[inline]
     pub(super) fn notice_lost_copies(&mut self, cx: &mut Context) {
         let has_lost = cx.catalog.take_lost_copy();
         if cx.members.take_change() || has_lost {

@@ -14,6 +14,10 @@ pub(super) struct Shields {
 }
 
 impl Shields {
+    pub(super) fn is_empty(&self) -> bool {
+        self.all.is_empty()
+    }
+
     pub(super) fn insert(&mut self, now: Tick, index: ObjectIndex, (before, until): (Tick, Tick)) {
         while let Some(&(_, index)) = self.ends.first().filter(|it| it.0 <= now) {
             self.remove(index);
