@@ -108,14 +108,16 @@ impl Oracle {
     fn retired_for(&mut self, generation: Generation, again: bool) {
         let generation_of = &self.generation_of;
         self.successors.retain(|place, _| generation_of.get(place) != Some(&generation));
-        if again || self.cause.evicting {
+        if again {
             return;
         }
         let Some(name) = self.objects.get(&generation).map(|it| it.name) else { return };
         let newest = self.newest.get(&name).copied();
         let newest = newest.filter(|it| *it > generation && self.is_of_this_master(*it));
         // A delete removes both, in any order.
-        let newest = newest.filter(|it| self.objects.get(it).is_some_and(|it| !it.is_gone()));
+        let is_unseen = self.cause.evicting || self.has_unknown_evictions;
+        let stays = |it: &ObjectHistory| !it.is_gone() && (it.is_protected() || !is_unseen);
+        let newest = newest.filter(|it| self.objects.get(it).is_some_and(stays));
         // A lost node decides nothing any more.
         let is_there = |(place, it): &(&(SegmentId, SlotRef), &Generation)| {
             Some(**it) == newest && !self.lost.contains_key(&place.0)
