@@ -150,18 +150,6 @@ def test_users_may_pass_tensors_and_mistakes_are_found(tmp_path):
         )
 
 
-@pytest.mark.parametrize(
-    "module", ["tiffin.kv", "tiffin.integrations.tokenspeed", "tiffin.integrations.vllm"]
-)
-def test_without_numpy_the_error_names_the_extra(tmp_path, module):
-    (tmp_path / "numpy.py").write_text("raise ModuleNotFoundError(\"No module named 'numpy'\")")
-    package = pathlib.Path(tiffin.__file__).parents[1]
-    program = f"import sys; sys.path[:0] = [{str(tmp_path)!r}, {str(package)!r}]; import {module}"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert done.returncode != 0 and "ImportError" in done.stderr
-    assert "tiffin[numpy]" in done.stderr.splitlines()[-1]
-
-
 def test_calls_that_need_a_package_name_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "numpy", None)
     with pytest.raises(ImportError, match=r"needs numpy.*(\n.*)*tiffin\[sglang\]"):
