@@ -171,7 +171,11 @@ def main() -> int:
         failed = failed or bool(problem)
         print(f"{name}: {problem or good}")
 
-    for line in (folder / "SHA256SUMS").read_text().splitlines():
+    sums = folder / "SHA256SUMS"
+    if not sums.exists():
+        print(f"error: `{sums}` does not exist\n\nhint: run `make release`, and wait for its end", file=sys.stderr)
+        return 1
+    for line in sums.read_text().splitlines():
         told, name = line.split(maxsplit=1)
         actual = hashlib.sha256((folder / name).read_bytes()).hexdigest()
         tell(name, "" if actual == told else "its checksum is wrong", "checksum")
