@@ -173,7 +173,8 @@ def main() -> int:
 
     sums = folder / "SHA256SUMS"
     if not sums.exists():
-        print(f"error: `{sums}` does not exist\n\nhint: run `make release`, and wait for its end", file=sys.stderr)
+        hint = "run `make release`, and wait for its end"
+        print(f"error: `{sums}` does not exist\n\nhint: {hint}", file=sys.stderr)
         return 1
     for line in sums.read_text().splitlines():
         told, name = line.split(maxsplit=1)

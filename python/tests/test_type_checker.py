@@ -6,7 +6,6 @@ import subprocess
 import sys
 
 import pytest
-import tiffin
 from tiffin.integrations import sglang
 
 #: Code of users: tensors that look like torch's and JAX's, numpy's arrays, and everything with a buffer.
@@ -15,7 +14,6 @@ import asyncio
 from typing import Any
 
 import numpy as np
-import tiffin
 import tiffin.aio
 from tiffin import kv
 from tiffin.features import FeatureStore, SampleRef
