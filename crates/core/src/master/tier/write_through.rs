@@ -41,7 +41,7 @@ pub(super) enum Entry {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Owner {
     pub(super) namespace: NamespaceIndex,
-    /// See [`Context::turn_group`](crate::master::connections::Connections::turn_group).
+    /// See [`Connections::turn_group`](crate::master::connections::Connections::turn_group).
     pub(super) group: TurnGroup,
     pub(super) client: LabelIndex,
     /// All owners have one turn: a mutant.
