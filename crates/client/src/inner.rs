@@ -31,7 +31,7 @@ use crate::locations::{Locations, REPORTED_MAX};
 use crate::measured::OwnMeasures;
 use crate::nodes::Nodes;
 use crate::paces::Paces;
-use crate::reservations::{Held, Offers, Reservations};
+use crate::reservations::{Offers, PutReservations, Reservations};
 use crate::route::{OpenRoute, RouteContext};
 use crate::running::Running;
 use crate::traced::Traced;
@@ -326,7 +326,7 @@ impl Inner {
     pub(crate) async fn reserve(
         &self,
         reserve: Reserve,
-        held: &Held<'_>,
+        held: &PutReservations<'_>,
         deadline: Deadline,
     ) -> Result<Reply, Error> {
         let late = || Error::timeout("waiting to reserve");
@@ -400,7 +400,7 @@ impl Inner {
         });
         quiet.await.map_err(|_| Error::timeout("waiting for calls in progress"))?;
         goodbye(self.leave(), deadline.instant()).await;
-        self.give_up_room(deadline).await;
+        self.release_reservations(deadline).await;
         if let Some(tracer) = &self.tracer {
             tracer.flush(deadline.instant().min(Instant::now() + FLUSH_TIME_MAX)).await;
         }
@@ -408,7 +408,7 @@ impl Inner {
     }
 
     /// Releases the reservations on nodes that receive no `Goodbye` yet because of views.
-    async fn give_up_room(&self, deadline: Deadline) {
+    async fn release_reservations(&self, deadline: Deadline) {
         let mut running = Running::new();
         for (segment, route) in self.nodes.open_routes() {
             if self.reservations.on(segment).is_empty() {

@@ -19,7 +19,7 @@ use tokio::time::timeout_at;
 use crate::inner::{Inner, call_failure};
 use crate::link::InPauses;
 use crate::put::{self, Done, Failures};
-use crate::reservations::Held;
+use crate::reservations::PutReservations;
 use crate::reserved::{Reserved, SpaceRequest};
 use crate::running::Running;
 use crate::{Deadline, Error, Put, Stored, batch, names};
@@ -120,7 +120,7 @@ pub(crate) async fn commit(
 }
 
 async fn commit_piece(inner: &Inner, items: &[&Reserved], deadline: Deadline) -> Vec<Result<Stored, Error>> {
-    let held = Held::new(&inner.reservations, &inner.chores);
+    let held = PutReservations::new(&inner.reservations, &inner.chores);
     let (mut requests, mut puts, mut refused) = (Vec::new(), Vec::new(), Vec::with_capacity(items.len()));
     let mut written = BTreeSet::new();
     for reserved in items {
@@ -133,7 +133,7 @@ async fn commit_piece(inner: &Inner, items: &[&Reserved], deadline: Deadline) ->
             Ok((SpaceRequest { key, len, options }, reserved_space)) => {
                 let ready = reserved_space.hand_over(&held);
                 written.extend(ready.iter().map(|it| it.location));
-                let options = put::plain(options);
+                let options = put::with_at_least_one_copy(options);
                 requests.push(PutRequest { key: key.clone(), len: *len, options: options.clone(), ready });
                 puts.push((Put { key: key.clone(), parts: Vec::new(), options }, *len));
                 refused.push(None);
@@ -149,7 +149,7 @@ async fn commit_piece(inner: &Inner, items: &[&Reserved], deadline: Deadline) ->
 /// Runs the session of a put whose bytes are already written.
 async fn run(
     inner: &Inner,
-    held: &Held<'_>,
+    held: &PutReservations<'_>,
     requests: Vec<PutRequest>,
     puts: &[(Put<'_>, u64)],
     written: &BTreeSet<Location>,

@@ -15,7 +15,7 @@ use tiffin_types::{Reservation, SegmentId};
 
 use crate::chores::Chore;
 use crate::inner::Inner;
-use crate::reservations::{Held, size_of};
+use crate::reservations::{PutReservations, size_of};
 use crate::{Deadline, Put};
 
 /// Interval of the checks for pauses.
@@ -69,7 +69,7 @@ async fn fill(inner: &Inner, order: OfferOrder) -> bool {
 
 async fn reserve(inner: &Inner, order: OfferOrder) -> Vec<Reservation> {
     let Some(reserve) = order.request() else { return Vec::new() };
-    let held = Held::new(&inner.reservations, &inner.chores);
+    let held = PutReservations::new(&inner.reservations, &inner.chores);
     let deadline = Deadline::after(ASK_TIME_MAX);
     let Ok(Reply::Reserved(reserved)) = inner.reserve(reserve, &held, deadline).await else {
         return Vec::new();

@@ -17,7 +17,7 @@ use crate::carried::{self, Carried, Unanswered};
 use crate::inner::{Inner, call_failure};
 use crate::link::InPauses;
 use crate::names;
-use crate::reservations::Held;
+use crate::reservations::PutReservations;
 use crate::reserved::ReservedSpace;
 use crate::running::Running;
 use crate::{Deadline, Error, Patience, Put, PutEffect, Stored, batch, preallocated};
@@ -102,7 +102,7 @@ async fn drive(
     deadline: Deadline,
 ) -> Vec<Result<Stored, Error>> {
     // Dropped last: the rest is released when no copy of this put can be in progress.
-    let held = &Held::new(&inner.reservations, &inner.chores);
+    let held = &PutReservations::new(&inner.reservations, &inner.chores);
     let requests = puts.iter().map(|put| request(put, space_for(inner, held, put, ready.next()))).collect();
     let session = Session::new(requests).publishing(inner.nodes.same_host());
     let mut session = session.waiting(patience.wait_ms(deadline)).confirming(names::wait_ms(deadline));
@@ -169,7 +169,7 @@ async fn drive(
 fn tell(
     inner: &Inner,
     session: &mut Session,
-    held: &Held<'_>,
+    held: &PutReservations<'_>,
     unwritten: &mut Unwritten,
     results: Vec<Written>,
 ) {
@@ -260,7 +260,7 @@ fn learn(inner: &Inner, puts: &[Put<'_>], outcomes: &[PutOutcome]) {
 /// Memory that a put need not request: reserved for it before, or preallocated.
 fn space_for(
     inner: &Inner,
-    held: &Held<'_>,
+    held: &PutReservations<'_>,
     put: &Put<'_>,
     ready: Option<ReservedSpace>,
 ) -> Vec<Reservation> {
@@ -276,17 +276,17 @@ fn space_for(
 fn request(put: &Put<'_>, ready: Vec<Reservation>) -> PutRequest {
     // Overlapping buffers can be longer together than memory; no node has that much space.
     let len = put.len().unwrap_or(u64::MAX);
-    PutRequest { key: put.key.clone(), len, options: plain(&put.options), ready }
+    PutRequest { key: put.key.clone(), len, options: with_at_least_one_copy(&put.options), ready }
 }
 
 /// The options as the master understands them.
-pub(crate) fn plain(options: &PutOptions) -> PutOptions {
+pub(crate) fn with_at_least_one_copy(options: &PutOptions) -> PutOptions {
     PutOptions { replicas: options.replicas.max(1), ..options.clone() }
 }
 
 pub(crate) async fn ask_master(
     inner: &Inner,
-    held: &Held<'_>,
+    held: &PutReservations<'_>,
     id: NeedId,
     request: ClientToMaster,
     deadline: Deadline,
@@ -303,7 +303,7 @@ pub(crate) async fn ask_master(
 
 pub(crate) async fn ask_node(
     inner: &Inner,
-    held: &Held<'_>,
+    held: &PutReservations<'_>,
     id: NeedId,
     (segment, waits): (SegmentId, bool),
     request: ClientToNode,
@@ -324,7 +324,13 @@ pub(crate) async fn ask_node(
 }
 
 /// Removes from `held` what a node has committed or released.
-fn settle(inner: &Inner, held: &Held<'_>, segment: SegmentId, request: &ClientToNode, reply: &Reply) {
+fn settle(
+    inner: &Inner,
+    held: &PutReservations<'_>,
+    segment: SegmentId,
+    request: &ClientToNode,
+    reply: &Reply,
+) {
     match request {
         ClientToNode::Abort(slot_refs) if *reply == Reply::Done => {
             for slot_ref in slot_refs {
@@ -352,7 +358,12 @@ fn settle(inner: &Inner, held: &Held<'_>, segment: SegmentId, request: &ClientTo
 }
 
 /// Removes from `held` what the master has published or rejected.
-fn published(inner: &Inner, held: &Held<'_>, publish: &Publish, outcomes: &[Option<CommitOutcome>]) {
+fn published(
+    inner: &Inner,
+    held: &PutReservations<'_>,
+    publish: &Publish,
+    outcomes: &[Option<CommitOutcome>],
+) {
     let settled =
         publish.items.iter().zip(outcomes).filter_map(|(item, outcome)| Some((item, outcome.as_ref()?)));
     for (PublishItem { home, item }, outcome) in settled {

@@ -73,13 +73,13 @@ impl Reservations {
 }
 
 /// The reservations of one put. Those left when it is dropped are released in the background.
-pub(crate) struct Held<'a> {
+pub(crate) struct PutReservations<'a> {
     all: &'a Reservations,
     chores: &'a mpsc::UnboundedSender<Chore>,
     mine: Mutex<BTreeSet<Location>>,
 }
 
-impl<'a> Held<'a> {
+impl<'a> PutReservations<'a> {
     pub(crate) fn new(all: &'a Reservations, chores: &'a mpsc::UnboundedSender<Chore>) -> Self {
         Self { all, chores, mine: Mutex::default() }
     }
@@ -102,7 +102,7 @@ impl<'a> Held<'a> {
     }
 }
 
-impl Drop for Held<'_> {
+impl Drop for PutReservations<'_> {
     fn drop(&mut self) {
         let left: Vec<_> = std::mem::take(&mut *lock(&self.mine)).into_iter().collect();
         if !left.is_empty() {

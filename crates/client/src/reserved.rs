@@ -18,7 +18,7 @@ use tokio::time::timeout_at;
 use crate::chores::Chore;
 use crate::inner::Inner;
 use crate::link::InPauses;
-use crate::reservations::Held;
+use crate::reservations::PutReservations;
 use crate::running::Running;
 use crate::{Deadline, Error, Patience, Put, Stored, batch, put};
 
@@ -180,14 +180,14 @@ pub(crate) struct ReservedSpace {
 
 impl ReservedSpace {
     /// Takes ownership of the reservations of a reply.
-    fn new(inner: &Arc<Inner>, held: &Held<'_>, ready: Vec<Reservation>) -> Self {
+    fn new(inner: &Arc<Inner>, held: &PutReservations<'_>, ready: Vec<Reservation>) -> Self {
         let reserved_space = Self { inner: Arc::clone(inner), ready };
         reserved_space.locations().for_each(|location| held.let_go(location));
         reserved_space
     }
 
     /// Hands the reservations over to a put.
-    pub(crate) fn hand_over(mut self, held: &Held<'_>) -> Vec<Reservation> {
+    pub(crate) fn hand_over(mut self, held: &PutReservations<'_>) -> Vec<Reservation> {
         self.locations().for_each(|location| held.take(location));
         std::mem::take(&mut self.ready)
     }
@@ -198,7 +198,7 @@ impl ReservedSpace {
 
     async fn give_back(self, deadline: Deadline) -> Result<(), Error> {
         let inner = Arc::clone(&self.inner);
-        let held = Held::new(&inner.reservations, &inner.chores);
+        let held = PutReservations::new(&inner.reservations, &inner.chores);
         let mut running = Running::new();
         for reservation in self.hand_over(&held) {
             let (inner, held) = (&inner, &held);
@@ -218,7 +218,12 @@ impl Drop for ReservedSpace {
     }
 }
 
-async fn abort(inner: &Inner, held: &Held<'_>, location: Location, deadline: Deadline) -> Result<(), Error> {
+async fn abort(
+    inner: &Inner,
+    held: &PutReservations<'_>,
+    location: Location,
+    deadline: Deadline,
+) -> Result<(), Error> {
     let request = ClientToNode::Abort(vec![location.slot_ref()]);
     inner.ask_node(location.segment, &request, deadline, InPauses::Fail).await?;
     held.settle(location);
@@ -268,13 +273,13 @@ async fn reserve_piece(
     let items = spaces.iter().map(|space| ReserveItem {
         key: space.key.clone(),
         len: space.len,
-        options: put::plain(&space.options),
+        options: put::with_at_least_one_copy(&space.options),
     });
     let wait_ms = patience.wait_ms(deadline);
     let report_wait_ms = crate::names::wait_ms(deadline);
     let items = items.collect();
     let reserve = Reserve { items, wait_ms, report_wait_ms, ..Reserve::default() };
-    let held = Held::new(&inner.reservations, &inner.chores);
+    let held = PutReservations::new(&inner.reservations, &inner.chores);
     match inner.reserve(reserve, &held, deadline).await {
         Ok(Reply::Reserved(reserved)) if reserved.items.len() == spaces.len() => {
             let answers = spaces.iter().zip(reserved.items);
@@ -288,7 +293,7 @@ async fn reserve_piece(
 
 fn answer(
     inner: &Arc<Inner>,
-    held: &Held<'_>,
+    held: &PutReservations<'_>,
     space: &SpaceRequest,
     patience: Patience,
     outcome: ReserveOutcome,

@@ -19,7 +19,7 @@ pub(super) struct Retired {
 
 /// See the module.
 #[derive(Debug, Default)]
-pub(super) struct Held {
+pub(super) struct RetiredMemory {
     all: BTreeMap<SlotRef, Retired>,
     by_namespace: BTreeMap<Box<str>, u64>,
     bytes: u64,
@@ -27,7 +27,7 @@ pub(super) struct Held {
     has_changed: bool,
 }
 
-impl Held {
+impl RetiredMemory {
     pub(super) fn insert(&mut self, slot_ref: SlotRef, memory: Retired) {
         let space = space_of(&memory.extents);
         self.bytes += space;

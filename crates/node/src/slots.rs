@@ -36,7 +36,7 @@ use super::{
     metadata::{Metadata, TableRange},
 };
 use crate::extent::{FreeSpace, cut, space_of, spill};
-use crate::held::{Held, Retired};
+use crate::held::{Retired, RetiredMemory};
 
 /// Stamps are reserved in runs of this length, so that the mark that must survive a restart is rarely
 /// written.
@@ -155,7 +155,7 @@ pub(super) struct Slots {
     space: FreeSpace,
     metadata: Metadata,
     use_counts: BTreeMap<SlotRef, u32>,
-    retired: Held,
+    retired: RetiredMemory,
     guarantees: Guarantees,
     /// Number of the next stamp.
     next_number: u64,
@@ -182,7 +182,7 @@ impl Slots {
             space: FreeSpace::new(config.capacity),
             metadata: Metadata::new(&config),
             use_counts: BTreeMap::new(),
-            retired: Held::default(),
+            retired: RetiredMemory::default(),
             guarantees: Guarantees::default(),
             next_number: 1,
             stamp_high_water: 1,
@@ -594,7 +594,7 @@ impl Slots {
     }
 
     /// Retired objects that are still referenced.
-    pub(super) fn held(&mut self) -> &mut Held {
+    pub(super) fn held(&mut self) -> &mut RetiredMemory {
         &mut self.retired
     }
 

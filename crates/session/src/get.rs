@@ -264,12 +264,6 @@ impl Get {
         self.items.get(item).is_none_or(|it| it.outcome.is_some())
     }
 
-    /// How to reach a node that a [`Need`] names.
-    #[must_use]
-    pub fn node(&self, segment: SegmentId) -> Option<&NodeInfo> {
-        self.nodes.get(&segment)
-    }
-
     /// The copies of an item of which no read was started.
     #[must_use]
     pub fn untried(&self, item: usize) -> &[Location] {

@@ -8,8 +8,8 @@ use super::{CallFailure, Need, NeedId, Unreached};
 use tiffin_types::{
     Generation, Key, Location, Reservation, SegmentId, SlotRef,
     message::{
-        Backlog, ClientToMaster, ClientToNode, Commit, CommitItem, CommitOutcome, Full, NodeInfo, Publish,
-        PublishItem, PutOptions, Quota, Refusal, Reply, Reserve, ReserveItem, ReserveOutcome,
+        Backlog, ClientToMaster, ClientToNode, Commit, CommitItem, CommitOutcome, Full, Publish, PublishItem,
+        PutOptions, Quota, Refusal, Reply, Reserve, ReserveItem, ReserveOutcome,
     },
     sabotage::{Sabotage, sabotaged},
 };
@@ -113,7 +113,6 @@ pub struct Put {
     needs: VecDeque<Need>,
     next_id: u64,
     avoid: BTreeSet<SegmentId>,
-    nodes: BTreeMap<SegmentId, NodeInfo>,
     /// Nodes at which objects can be published.
     same_host: BTreeSet<SegmentId>,
     to_reserve: Vec<usize>,
@@ -151,7 +150,6 @@ impl Put {
             needs: VecDeque::new(),
             next_id: 0,
             avoid: BTreeSet::new(),
-            nodes: BTreeMap::new(),
             same_host: BTreeSet::new(),
             to_publish: Vec::new(),
             to_commit: BTreeMap::new(),
@@ -207,12 +205,6 @@ impl Put {
         self.pending.is_empty() && self.needs.is_empty() && self.items.iter().all(|it| it.outcome.is_some())
     }
 
-    /// How to reach a node that a [`Need`] names.
-    #[must_use]
-    pub fn node(&self, segment: SegmentId) -> Option<&NodeInfo> {
-        self.nodes.get(&segment)
-    }
-
     /// Reservations that are neither committed nor released: those that the client knows to hold.
     pub fn reserved(&self) -> impl Iterator<Item = Location> + '_ {
         self.items
@@ -245,7 +237,6 @@ impl Put {
                 // The latest reply about a node counts.
                 reserved.nodes.iter().for_each(|it| _ = self.same_host.remove(&it.segment));
                 self.same_host.extend(reserved.same_host);
-                self.nodes.extend(reserved.nodes.into_iter().map(|it| (it.segment, it)));
                 for (index, outcome) in items.into_iter().zip(reserved.items) {
                     self.reserved_one(index, outcome);
                 }

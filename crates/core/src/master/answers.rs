@@ -16,7 +16,7 @@ impl Operations {
         let Some(&Party::Node(Some(node))) = o.cx.connections.get(conn) else { return };
         o.cx.hear(node);
         if let Reply::Settled(settled) = &reply {
-            self.retires.heard_of_all(o, node, settled);
+            self.retires.settled_all(o, node, settled);
         }
         let Some((asked, wait)) = o.cx.waits.remove(&id) else {
             return late_reply(o, node, reply);
@@ -70,7 +70,9 @@ impl Operations {
             (Wait::Retire(it, op) | Wait::Withdraw(it, op), _) => {
                 self.retires.unconfirmed(o, node, id, &it, op)
             }
-            (Wait::Publish(objects, op), reply) => self.retires.heard_of(o, node, id, &objects, op, reply),
+            (Wait::Publish(objects, op), reply) => {
+                self.retires.settle_replied(o, node, id, &objects, op, reply)
+            }
             (Wait::Replace(objects), reply) => self.retires.has_replaced(o, node, id, &objects, reply),
             // A node that refuses to settle has none of these copies: the put has no other to wait for there.
             (Wait::Settle(replicas, op), _) => {
@@ -122,7 +124,7 @@ pub(super) fn dropped(o: &mut Objects, disk: NodeIndex, dropped: &Dropped) -> Re
     o.cx.report(disk, dropped.usage);
     o.tier.count_dropped(dropped);
     for record in &dropped.items {
-        o.cx.pending_retires.lay(disk, record.slot_ref);
+        o.cx.pending_retires.remove(disk, record.slot_ref);
         let namespace = o.cx.catalog.intern(&record.namespace);
         let index = o.cx.catalog.find(namespace, &record.key);
         let is_it = |it: &ObjectIndex| {

@@ -12,7 +12,7 @@ use super::{
         Context,
         held::{HeldRetire, HeldStage},
     },
-    delete::{Answer, Awaited, Held},
+    delete::{Answer, Awaited, ReplacedCopies},
     members::{Member, Members, Standing},
     pending_retires::Name,
     refuse,
@@ -130,7 +130,7 @@ impl Retires {
             copies.extend(id.filter(|_| speaks || other == node).map(|id| (id, other)));
         }
         let asked = o.cx.retire(nameless, Some(op));
-        let held = Held { copies: replaced, stage: HeldStage::Held };
+        let held = ReplacedCopies { copies: replaced, stage: HeldStage::Held };
         let held = BTreeMap::from_iter((!held.copies.is_empty()).then_some((node, held)));
         let awaited = Awaited { items, asked, in_any_case: copies, held };
         self.answer_when(o, op, (conn, id), answer, awaited, decide.wait_ms);

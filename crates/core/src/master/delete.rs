@@ -60,12 +60,12 @@ pub(super) struct Awaited {
     pub(super) asked: BTreeMap<RequestId, NodeIndex>,
     pub(super) in_any_case: BTreeMap<RequestId, NodeIndex>,
     /// Copies that are retired once the message to a node about their successors is certain to arrive.
-    pub(super) held: BTreeMap<NodeIndex, Held>,
+    pub(super) held: BTreeMap<NodeIndex, ReplacedCopies>,
 }
 
-/// Such copies.
+/// Copies of replaced objects, which are retired after their successors.
 #[derive(Debug, Default)]
-pub(super) struct Held {
+pub(super) struct ReplacedCopies {
     pub(super) copies: Vec<(NodeIndex, SlotRef)>,
     pub(super) stage: HeldStage,
 }
@@ -323,7 +323,7 @@ impl Retires {
     ) {
         let Awaited { items, mut asked, in_any_case, held } = awaited;
         let mut waits: BTreeSet<NodeIndex> = asked.values().copied().collect();
-        for (home, Held { copies, stage }) in held {
+        for (home, ReplacedCopies { copies, stage }) in held {
             match in_any_case.iter().find(|(_, node)| **node == home) {
                 Some((id, _)) => {
                     waits.extend(copies.iter().map(|it| it.0));
@@ -369,7 +369,7 @@ impl Retires {
                 member.withdrawn.remove(slot_ref);
             }
         }
-        slot_refs.iter().for_each(|slot_ref| o.cx.pending_retires.lay(node, *slot_ref));
+        slot_refs.iter().for_each(|slot_ref| o.cx.pending_retires.remove(node, *slot_ref));
         self.confirmed(o, id, op);
     }
 
@@ -517,7 +517,7 @@ impl Retires {
 
     /// Changes the outcome of pins whose object is gone meanwhile: its disk may have dropped the last copy
     /// before it received the pin.
-    fn look_at_pinned(&self, o: &Objects, answer: &mut Answer) {
+    fn read_pinned(&self, o: &Objects, answer: &mut Answer) {
         let Answer::Pin(outcomes, pinned) = answer else { return };
         for (item, index, generation) in pinned {
             let stands = o.cx.catalog.get(*index).is_some_and(|it| it.generation() == *generation);
@@ -533,7 +533,7 @@ impl Retires {
             if let Some(deadline) = confirming.deadline {
                 o.cx.deadlines.strike(deadline, op);
             }
-            self.look_at_pinned(o, &mut confirming.answer);
+            self.read_pinned(o, &mut confirming.answer);
             confirming.answer.send(o, (confirming.conn, confirming.id));
         }
     }

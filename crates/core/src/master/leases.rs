@@ -44,7 +44,7 @@ use crate::{
 #[derive(Debug, Default)]
 pub(super) struct Leases {
     next: u64,
-    leases: BTreeMap<u64, Held>,
+    leases: BTreeMap<u64, HeldLease>,
     by_object: BTreeSet<(ObjectIndex, u64)>,
     by_client: BTreeSet<(ClientId, u64)>,
     /// Number of leases of each client, namespace, and token that is limited to namespaces.
@@ -73,7 +73,7 @@ pub(super) struct Leases {
 type Pulled = (StreamIndex, String, Generation);
 
 #[derive(Debug)]
-struct Held {
+struct HeldLease {
     object: ObjectIndex,
     client: ClientId,
     namespace: NamespaceIndex,
@@ -119,7 +119,7 @@ impl Leases {
         let label = caller.label.clone();
         let sum = self.by_label.entry((namespace, label.clone())).or_default();
         *sum = (sum.0 + 1, sum.1.saturating_add(bytes));
-        let held = Held { object, client, namespace, token, label, bytes, pulled };
+        let held = HeldLease { object, client, namespace, token, label, bytes, pulled };
         *self.client_counts.entry(client).or_default() += 1;
         *self.namespace_counts.entry(namespace).or_default() += 1;
         token.into_iter().for_each(|it| *self.token_counts.entry(it).or_default() += 1);

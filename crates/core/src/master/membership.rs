@@ -361,7 +361,7 @@ fn has_done_what_it_owed(o: &mut Objects, node: NodeIndex) {
     for slot_ref in std::mem::take(&mut member.told_owed) {
         // A retire that was requested since is confirmed by its own reply.
         if !member.retiring.contains(&slot_ref) {
-            o.cx.pending_retires.lay(node, slot_ref);
+            o.cx.pending_retires.remove(node, slot_ref);
         }
     }
 }

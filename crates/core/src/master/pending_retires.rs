@@ -67,7 +67,7 @@ impl PendingRetires {
     }
 
     /// The copy no longer validates.
-    pub(super) fn lay(&mut self, node: NodeIndex, slot_ref: SlotRef) {
+    pub(super) fn remove(&mut self, node: NodeIndex, slot_ref: SlotRef) {
         if let Some(name) = self.names.remove(&(node, slot_ref)) {
             self.by_name.remove(&(name, node, slot_ref));
         }
@@ -135,7 +135,7 @@ impl PendingRetires {
         let mut slot_refs = all.map(|((_, slot_ref), _)| *slot_ref);
         let page: Vec<_> = slot_refs.by_ref().take(count).collect();
         let is_all = slot_refs.next().is_none();
-        page.into_iter().for_each(|slot_ref| self.lay(node, slot_ref));
+        page.into_iter().for_each(|slot_ref| self.remove(node, slot_ref));
         is_all
     }
 

@@ -28,7 +28,7 @@ use super::{
     catalog::{NodeIndex, ObjectIndex},
     commit::{Others, Written},
     context::{RETIRE_MAX, held::HeldStage},
-    delete::{Answer, Awaited, Held},
+    delete::{Answer, Awaited, ReplacedCopies},
     members::{Member, Standing},
     refuse,
 };
@@ -53,7 +53,7 @@ impl Retires {
             return o.cx.reply(conn, id, reply);
         }
         let mut outcomes = Vec::with_capacity(publish.items.len());
-        let mut held: BTreeMap<NodeIndex, Held> = BTreeMap::new();
+        let mut held: BTreeMap<NodeIndex, ReplacedCopies> = BTreeMap::new();
         let mut told = Others::default();
         let mut homes: BTreeMap<NodeIndex, Vec<usize>> = BTreeMap::new();
         let mut items: BTreeMap<NodeIndex, Vec<usize>> = BTreeMap::new();
@@ -95,7 +95,7 @@ impl Retires {
     }
 
     /// A node has applied publications, or refuses the message.
-    pub(super) fn heard_of(
+    pub(super) fn settle_replied(
         &mut self,
         o: &mut Objects,
         node: NodeIndex,
@@ -116,7 +116,7 @@ impl Retires {
     }
 
     /// Applies the confirmation of further publications that one reply of a node contains.
-    pub(super) fn heard_of_all(&mut self, o: &mut Objects, node: NodeIndex, settled: &Settled) {
+    pub(super) fn settled_all(&mut self, o: &mut Objects, node: NodeIndex, settled: &Settled) {
         for id in &settled.also {
             let is_its = |it: &(NodeIndex, Wait)| {
                 it.0 == node && matches!(it.1, Wait::Publish(..) | Wait::Withdraw(..))
@@ -210,7 +210,7 @@ impl Context {
 
 /// Adds to a message through the ledger what its objects replace, if the node has all of that and the master
 /// can withdraw it.
-fn retire_with(cx: &Context, node: NodeIndex, settle: &mut Settle, held: &mut Held) {
+fn retire_with(cx: &Context, node: NodeIndex, settle: &mut Settle, held: &mut ReplacedCopies) {
     let can_withdraw = |it: &Member| it.can_withdraw && it.standing == Standing::Ready;
     let is_one = held.copies.iter().all(|it| it.0 == node) && held.copies.len() <= RETIRE_MAX;
     if is_one && cx.members.get(node).is_some_and(can_withdraw) {

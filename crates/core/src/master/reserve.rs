@@ -108,9 +108,9 @@ impl Reservations {
         if let Some(refusal) = limits::refuse_too_many(&mut o.cx, caller, &reserve) {
             return o.cx.reply(conn, id, refusal);
         }
-        let look = |request| self.first_look(o, caller, request, spare > 0);
+        let check = |request| self.check_item(o, caller, request, spare > 0);
         let items = reserve.items.into_iter().flat_map(|it| std::iter::repeat_n(it, spare.max(1)));
-        let items = items.map(look).collect();
+        let items = items.map(check).collect();
         let mut reserving = Reserving {
             conn,
             id,
@@ -269,7 +269,7 @@ impl Reservations {
     }
 
     /// Checks an item as far as possible without a request to a node.
-    fn first_look(&self, o: &Objects, caller: &Caller, request: ReserveItem, spare: bool) -> Item {
+    fn check_item(&self, o: &Objects, caller: &Caller, request: ReserveItem, spare: bool) -> Item {
         let replicas = request.options.replicas;
         let done = if replicas == 0 || replicas > REPLICAS_MAX {
             Some(ReserveOutcome::Invalid(format!(

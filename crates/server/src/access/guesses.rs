@@ -107,7 +107,7 @@ struct Peer {
 }
 
 /// An answer that is held back, until this is dropped.
-struct Held {
+struct DelayedAnswer {
     table: Arc<Mutex<Table>>,
     source: Source,
 }
@@ -148,7 +148,7 @@ impl Guesses {
         }
         peer.held += 1;
         *held += 1;
-        let guard = Held { table: Arc::clone(&self.table), source };
+        let guard = DelayedAnswer { table: Arc::clone(&self.table), source };
         AnswerTime::After(Box::pin(async move {
             let _guard = guard;
             sleep(settings.delay).await;
@@ -193,7 +193,7 @@ impl Peer {
     }
 }
 
-impl Drop for Held {
+impl Drop for DelayedAnswer {
     fn drop(&mut self) {
         let mut table = lock(&self.table);
         table.held -= 1;

@@ -217,9 +217,9 @@ impl DiskMember {
         client: DiskClient,
         stamp: Stamp,
         span: ssd::Span,
-        unasked: Option<u64>,
+        cached_epoch: Option<u64>,
     ) -> Option<impl Future<Output = Result<ssd::Bytes, FetchError>> + Send + use<>> {
-        let found = self.find(client, stamp, span, unasked)?;
+        let found = self.find(client, stamp, span, cached_epoch)?;
         let buffer = self.pool.take(span.len);
         let reading = self.read_into(found, span, buffer.clone());
         Some(async { reading.await.map(|()| buffer.into_bytes()) })
@@ -230,10 +230,10 @@ impl DiskMember {
         client: DiskClient,
         stamp: Stamp,
         span: ssd::Span,
-        unasked: Option<u64>,
+        cached_epoch: Option<u64>,
     ) -> Option<(ssd::Reader, RecordId)> {
         let state = self.lock();
-        let len = state.core.readable(stamp, unasked)?;
+        let len = state.core.readable(stamp, cached_epoch)?;
         span.offset.checked_add(span.len).filter(|end| *end <= len)?;
         let namespace_group = || state.core.namespace_of(stamp).map_or(0, turnstile::group);
         let group = client.token_group.unwrap_or_else(namespace_group);
@@ -297,8 +297,8 @@ impl DiskMember {
     }
 
     /// Whether a copy that was read is still valid.
-    pub(super) fn counts(&self, stamp: Stamp, unasked: Option<u64>) -> bool {
-        self.lock().core.readable(stamp, unasked).is_some()
+    pub(super) fn counts(&self, stamp: Stamp, cached_epoch: Option<u64>) -> bool {
+        self.lock().core.readable(stamp, cached_epoch).is_some()
     }
 
     fn lock(&self) -> Locked<'_, State> {

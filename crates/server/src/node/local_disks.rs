@@ -53,7 +53,7 @@ impl DiskReader {
     async fn read_all(
         &self,
         ops: &[ReadOp<'_>],
-        unasked: Option<u64>,
+        cached_epoch: Option<u64>,
         counters: &Counters,
         deadline: Instant,
     ) -> Vec<Outcome> {
@@ -68,7 +68,7 @@ impl DiskReader {
                 let (Some(op), Some(Ok(()))) = (ops.get(at), outcomes.get(at)) else { continue };
                 in_flight_bytes += span.len;
                 let disk = self.disk.upgrade();
-                let reading = disk.map(|it| it.read(LOCAL_CLIENT, Stamp(op.stamp), span, unasked));
+                let reading = disk.map(|it| it.read(LOCAL_CLIENT, Stamp(op.stamp), span, cached_epoch));
                 in_flight.push_back((at, span, reading));
             }
             let Some((at, span, reading)) = in_flight.pop_front() else { break };
@@ -93,7 +93,7 @@ impl DiskReader {
                     Ok(bytes) => targets_left.fill(bytes.as_ref(), deadline).await,
                     Err(error) => Err(error),
                 };
-                *outcome = outcome.clone().and_then(|()| self.counts(Stamp(op.stamp), unasked));
+                *outcome = outcome.clone().and_then(|()| self.counts(Stamp(op.stamp), cached_epoch));
             }
         }
         let whole = ops.iter().zip(&outcomes).filter(|(_, outcome)| outcome.is_ok());
@@ -102,9 +102,9 @@ impl DiskReader {
     }
 
     /// Whether the copy that was read is still valid.
-    fn counts(&self, stamp: Stamp, unasked: Option<u64>) -> Outcome {
+    fn counts(&self, stamp: Stamp, cached_epoch: Option<u64>) -> Outcome {
         let disk = self.disk.upgrade().ok_or_else(|| self.gone())?;
-        if disk.counts(stamp, unasked) { Ok(()) } else { Err(TransferError::Stale) }
+        if disk.counts(stamp, cached_epoch) { Ok(()) } else { Err(TransferError::Stale) }
     }
 
     fn gone(&self) -> TransferError {
@@ -121,11 +121,11 @@ impl LocalDisk for DiskReader {
     fn read<'a>(
         &'a self,
         ops: &'a [ReadOp<'a>],
-        unasked: Option<u64>,
+        cached_epoch: Option<u64>,
         counters: &'a Counters,
         deadline: Instant,
     ) -> Outcomes<'a> {
-        Box::pin(self.read_all(ops, unasked, counters, deadline))
+        Box::pin(self.read_all(ops, cached_epoch, counters, deadline))
     }
 }
 

@@ -28,13 +28,13 @@ enum Usage {
 }
 
 /// References a slot until it is dropped.
-pub(super) struct Held {
+pub(super) struct SlotUse {
     node: Arc<Node>,
     slot_ref: SlotRef,
     usage: Usage,
 }
 
-impl Drop for Held {
+impl Drop for SlotUse {
     fn drop(&mut self) {
         if self.node.state.has_failed() {
             return;
@@ -72,7 +72,7 @@ pub(super) async fn source(
         }
     };
     let extents = learn(&node.decided, link, known).await?;
-    pieces(node, &extents, Held { node: Arc::clone(node), slot_ref, usage: Usage::Sent })
+    pieces(node, &extents, SlotUse { node: Arc::clone(node), slot_ref, usage: Usage::Sent })
 }
 
 /// Waits until the node knows whether a slot is an object, or the link breaks: then no request waits for the
@@ -100,7 +100,7 @@ async fn learn<T>(
 /// The bytes of a reservation that the disk writes, or `None` if the reservation was given up.
 pub(super) fn target(node: &Arc<Node>, slot_ref: SlotRef, len: u64) -> Option<Pieces> {
     let extents = node.lock().core.begin_store(ClientId::PROMOTER, slot_ref, 0, len)?;
-    pieces(node, &extents, Held { node: Arc::clone(node), slot_ref, usage: Usage::Stored })
+    pieces(node, &extents, SlotUse { node: Arc::clone(node), slot_ref, usage: Usage::Stored })
 }
 
 /// The extents of a reservation that the node fills from another member, or `None` if the reservation was
@@ -109,10 +109,10 @@ pub(super) fn reservation(
     node: &Arc<Node>,
     slot_ref: SlotRef,
     len: u64,
-) -> Option<(Vec<tiffin_transport::Extent>, Held)> {
+) -> Option<(Vec<tiffin_transport::Extent>, SlotUse)> {
     let extents = node.lock().core.begin_store(ClientId::PROMOTER, slot_ref, 0, len)?;
     let extents = extents.into_iter().map(super::records::extent).collect();
-    Some((extents, Held { node: Arc::clone(node), slot_ref, usage: Usage::Stored }))
+    Some((extents, SlotUse { node: Arc::clone(node), slot_ref, usage: Usage::Stored }))
 }
 
 /// The bytes of an extent of the staging segment, which the disk writes.
@@ -124,7 +124,7 @@ pub(super) fn staged(extent: &Arc<StagedExtent>) -> Option<Pieces> {
     Some(unsafe { Pieces::new(runs, Arc::<StagedExtent>::clone(extent)) })
 }
 
-fn pieces(node: &Arc<Node>, extents: &[Extent], held: Held) -> Option<Pieces> {
+fn pieces(node: &Arc<Node>, extents: &[Extent], held: SlotUse) -> Option<Pieces> {
     let extent = |it: &Extent| tiffin_transport::Extent { offset: it.offset, len: it.len };
     let extents: Vec<_> = extents.iter().map(extent).collect();
     let targets = node.memory.targets(&extents)?;

@@ -36,7 +36,7 @@ pub const POLICIES_MAX: usize = 1 << 16;
 
 /// An answer that waits until a version is synced.
 #[derive(Debug)]
-enum Held {
+enum UnsavedAnswer {
     /// The reply to a registration. Its retires are determined when the reply is sent.
     Registered(NodeIndex, ConnId, RequestId),
     Effect(Effect),
@@ -47,7 +47,7 @@ enum Held {
 pub(in crate::master) struct Saving {
     version: u64,
     synced: u64,
-    held: VecDeque<(u64, Held)>,
+    held: VecDeque<(u64, UnsavedAnswer)>,
 }
 
 impl Saving {
@@ -65,9 +65,11 @@ impl Saving {
     /// open connections have answers here.
     pub(in crate::master) fn forget(&mut self, conn: ConnId) {
         self.held.retain(|(_, held)| match held {
-            Held::Registered(_, to, _) => *to != conn,
-            Held::Effect(Effect::Reply(to, ..) | Effect::Ask(to, ..) | Effect::Disconnect(to)) => *to != conn,
-            Held::Effect(_) => true,
+            UnsavedAnswer::Registered(_, to, _) => *to != conn,
+            UnsavedAnswer::Effect(Effect::Reply(to, ..) | Effect::Ask(to, ..) | Effect::Disconnect(to)) => {
+                *to != conn
+            }
+            UnsavedAnswer::Effect(_) => true,
         });
     }
 
@@ -126,8 +128,10 @@ impl Context {
         self.saving.synced = self.saving.synced.max(version);
         while self.saving.held.front().is_some_and(|(at, _)| *at <= self.saving.synced) {
             match self.saving.held.pop_front() {
-                Some((_, Held::Effect(effect))) => self.effects.push_back(effect),
-                Some((_, Held::Registered(node, conn, id))) => self.answer_registered(node, conn, id),
+                Some((_, UnsavedAnswer::Effect(effect))) => self.effects.push_back(effect),
+                Some((_, UnsavedAnswer::Registered(node, conn, id))) => {
+                    self.answer_registered(node, conn, id)
+                }
                 None => (),
             }
         }
@@ -138,7 +142,7 @@ impl Context {
         if version <= self.saving.synced || !self.config.durable {
             return self.reply_confirmed(effect);
         }
-        self.saving.held.push_back((version, Held::Effect(effect)));
+        self.saving.held.push_back((version, UnsavedAnswer::Effect(effect)));
     }
 
     /// Answers once the pending retires of members are synced: the answer promises that they are not
@@ -177,7 +181,7 @@ impl Context {
         if is_synced || !self.config.durable || sabotaged!(self.config.sabotage, CountUnsaved) {
             return self.answer_registered(node, conn, id);
         }
-        self.saving.held.push_back((self.saving.version, Held::Registered(node, conn, id)));
+        self.saving.held.push_back((self.saving.version, UnsavedAnswer::Registered(node, conn, id)));
     }
 
     /// Adds a member to the roster, unless it is there already.

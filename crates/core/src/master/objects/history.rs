@@ -118,7 +118,7 @@ impl History {
     }
 
     /// Records where the last removal freed space, and for which key.
-    pub(in crate::master) fn made_room(&mut self, node: String, key: &Key) {
+    pub(in crate::master) fn freed_space(&mut self, node: String, key: &Key) {
         self.change_last(|past| (past.node, past.for_key) = (node, Some(key.clone())));
     }
 
@@ -256,7 +256,7 @@ mod tests {
         assert_eq!((bench.at(0, KEY_BYTES_MAX), bench.at(count, KEY_BYTES_MAX)), (None, Some(8)));
         // What is recorded later about a removal counts too.
         let key = bench.name(0, KEY_BYTES_MAX).key.clone();
-        bench.history.made_room(String::new(), &key);
+        bench.history.freed_space(String::new(), &key);
         assert_eq!((bench.at(1, KEY_BYTES_MAX), bench.at(count, KEY_BYTES_MAX)), (None, Some(8)));
         assert!(bench.history.bytes() <= HISTORY_BYTES_MAX);
     }

@@ -178,7 +178,7 @@ impl Objects {
         }
         self.tier.count_evicted(&self.cx, node);
         let gone = take_out_last(self, victim, Cause::Evicted, by);
-        self.history.made_room(node.map_or_else(String::new, |node| self.cx.members.name(node)), key);
+        self.history.freed_space(node.map_or_else(String::new, |node| self.cx.members.name(node)), key);
         // No operation waits for the reply: the request that needs the space follows on the same
         // connection, in order.
         self.cx.retire(gone, None);
