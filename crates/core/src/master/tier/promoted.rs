@@ -47,7 +47,7 @@ impl Promoted {
         if self.unread.is_empty() { None } else { self.unread.remove(&index) }
     }
 
-    /// An object leaves memory. Returns whether it was promoted in vain.
+    /// An object leaves memory. Returns whether it was promoted and never read.
     pub(super) fn leave(&mut self, index: ObjectIndex) -> bool {
         self.shields.remove(index);
         self.unread.remove(&index).is_some()
