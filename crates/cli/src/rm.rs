@@ -130,12 +130,13 @@ async fn note_prefix(key: &Key, store: &StoreClient, console: &mut Console) {
     }
     let options = ListOptions { limit: Some(1), ..ListOptions::default() };
     let pattern = Pattern::Prefix(key.as_bytes().to_vec());
-    // The command has succeeded; a list that fails is no reason to say otherwise.
+    // The command has succeeded; a failed list does not change that.
     let listed = store.client.list_with(pattern, &options, store.deadline()).await.unwrap_or_default();
     if !listed.is_empty() {
         let key = show::key(key.as_bytes());
-        console
-            .note(format!("`{key}` is no object, but keys begin with it: `--prefix '{key}'` removes these"));
+        console.note(format!(
+            "`{key}` is not an object, but keys begin with it: `--prefix '{key}'` removes these"
+        ));
     }
 }
 

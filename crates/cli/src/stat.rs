@@ -69,7 +69,7 @@ pub(crate) async fn run(stat: Stat, context: &Context, console: &mut Console) ->
     Ok(STATUS_OK)
 }
 
-/// The key and the pause of `--watch`. What follows `--watch` is a time, or the key if it is none.
+/// The key and the pause of `--watch`. What follows `--watch` is a time, or else the key.
 fn key_and_pause(
     key: Option<OsString>,
     watch: Option<OsString>,
@@ -90,7 +90,7 @@ fn key_and_pause(
     }
 }
 
-/// Whether a text that is no time was probably meant as one.
+/// Whether a text that is not a valid time was probably meant as one.
 fn looks_like_time(text: &str) -> bool {
     text.starts_with(|first: char| first.is_ascii_digit() || first == '-' || first == '.')
 }

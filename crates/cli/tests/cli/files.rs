@@ -109,7 +109,7 @@ fn prefix_is_a_flag_or_an_argument_of_ls_only() {
     for mode in [&["rm", "a/"][..], &["rm", "a/", "--dry-run"]] {
         let kept = store.run(mode);
         assert!(
-            kept.stderr.contains("`a/` is no object, but keys begin with it: `--prefix 'a/'`"),
+            kept.stderr.contains("`a/` is not an object, but keys begin with it: `--prefix 'a/'`"),
             "{}",
             kept.stderr
         );

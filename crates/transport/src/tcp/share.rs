@@ -1,4 +1,4 @@
-//! What one party may have in progress at a data socket: the others want their share.
+//! What one party may have in progress at a data socket, so that the others have their share.
 //!
 //! A party is a client, or all clients of one credential that is limited to namespaces: its holder gets no
 //! larger share by inventing clients. Requests beyond a share wait for those before them, over whatever
@@ -24,7 +24,7 @@ const TRANSFERS_MAX: usize = STREAMS_MAX;
 /// Maximum bytes of one party's reads of disks that are in memory, in KiB: what a disk reads at a time.
 const FETCHED_KIB_MAX: usize = 64 << 10;
 
-/// How long a request waits for others of its party. Beyond that, its client had better ask again.
+/// How long a request waits for others of its party. Then it is refused, and the client may ask again.
 const WAIT_TIME_MAX: Duration = Duration::from_secs(60);
 
 /// What may be in progress.
