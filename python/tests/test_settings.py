@@ -96,6 +96,23 @@ def test_time_limit_of_a_store(monkeypatch):
             tiffin.connect()
 
 
+@pytest.mark.parametrize("connect", [tiffin.connect, tiffin.aio.connect])
+def test_time_limit_of_a_store_is_above_zero(monkeypatch, connect):
+    with pytest.raises(tiffin.InvalidArgument, match="0 seconds") as caught:
+        connect(timeout=0)
+    assert "hint:" in str(caught.value)
+    monkeypatch.setenv("TIFFIN_TIMEOUT", "0s")
+    with pytest.raises(tiffin.InvalidArgument, match="0 seconds"):
+        connect()
+
+
+@pytest.mark.parametrize("name", ["namespace", "token"])
+def test_text_that_is_none_is_refused_by_name(name):
+    with pytest.raises(TypeError, match=f"{name}= must be text, not int") as caught:
+        tiffin.connect("127.0.0.1:1", **{name: 31415})
+    assert "hint:" in str(caught.value) and "31415" not in str(caught.value)
+
+
 def test_switch_is_on_or_off(monkeypatch):
     monkeypatch.setenv("TIFFIN_CLIENT_SHARED_MEMORY", "maybe")
     with pytest.raises(tiffin.InvalidArgument, match="TIFFIN_CLIENT_SHARED_MEMORY"):

@@ -227,7 +227,7 @@ def _arguments(
         "address": _settings.address(address),
         "memory": _settings.size(_settings.MEMORY_DEFAULT if memory is None else memory),
         "ssd": disks,
-        "namespace": _settings.text(namespace, _settings.NAMESPACE),
+        "namespace": _settings.text(namespace, _settings.NAMESPACE, "namespace"),
         "token": _settings.token(token),
         "tls": (None, None, None) if address is None else _settings.tls(*tls),
         "etcd": _settings.etcd(),

@@ -92,14 +92,20 @@ def address(given: str | None) -> str | None:
     )
 
 
-def text(given: str | None, variable: str) -> str | None:
-    """The argument, or the environment variable unless that is empty."""
-    return given if given is not None else os.environ.get(variable) or None
+def text(given: str | None, variable: str, name: str = "") -> str | None:
+    """The argument of this name, or the environment variable unless that is empty."""
+    if given is None:
+        return os.environ.get(variable) or None
+    if not isinstance(given, str):
+        raise TypeError(
+            f"{name}= must be text, not {type(given).__name__}\n\nhint: write it in quotes, or set {variable}"
+        )
+    return given
 
 
 def token(given: str | None) -> str | None:
     """The token: the argument, else that of the environment, else the content of the file that it names."""
-    said = text(given, TOKEN)
+    said = text(given, TOKEN, "token")
     path = os.environ.get(TOKEN_FILE)
     if said is not None or not path:
         return said
@@ -149,13 +155,18 @@ def switch(given: bool | None, variable: str) -> bool:
 
 
 def seconds(given: float | None, variable: str) -> float:
-    """The same for a time, which has a unit in the environment."""
-    if given is not None:
-        return given
-    said = os.environ.get(variable)
-    if not said:
-        return TIMEOUT_DEFAULT
-    return _measure(said, _TIMES, f"invalid duration {variable}={said!r}", "such as `10s` or `500ms`")
+    """The same for the time limit of every call, which has a unit in the environment."""
+    if given is None:
+        said = os.environ.get(variable)
+        if not said:
+            return TIMEOUT_DEFAULT
+        given = _measure(said, _TIMES, f"invalid duration {variable}={said!r}", "such as `10s` or `500ms`")
+    if given == 0:
+        raise InvalidArgument(
+            "a time limit of 0 seconds for connecting and for every call: none could succeed\n\n"
+            "hint: give seconds, as in timeout=2.5; a single call may have timeout=0, and then does not wait"
+        )
+    return given
 
 
 def trace_endpoint() -> tuple[str, str] | None:
