@@ -87,6 +87,27 @@ fn every_server_stops_cleanly_on_a_signal() {
 }
 
 #[test]
+fn servers_survive_a_log_on_a_full_disk() {
+    let folder = tempfile::tempdir().unwrap();
+    for args in [&["master", "--log-level", "info"][..], &["up", "--memory", "1MiB", "--log-level", "debug"]] {
+        let mut command = tiffin();
+        command.args(args).args(["--listen", "127.0.0.1:0", "--http", "off", "--json"]);
+        command.env("XDG_STATE_HOME", folder.path()).stdout(Stdio::piped());
+        // Every write to this device fails as on a full disk.
+        command.stderr(std::fs::File::options().write(true).open("/dev/full").unwrap());
+        let mut child = command.spawn().unwrap();
+        let mut line = String::new();
+        BufReader::new(child.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
+        let ready: serde_json::Value = serde_json::from_str(&line).unwrap();
+        let mut stat = tiffin();
+        stat.args(["stat", "--json", "--master", ready["master"].as_str().unwrap()]);
+        crate::ran(stat, b"").ok();
+        crate::send(&child, Signal::TERM);
+        assert_eq!(child.wait().unwrap().code(), Some(0), "{args:?}");
+    }
+}
+
+#[test]
 fn node_without_a_master_stops_on_a_signal() {
     let nobody = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = nobody.local_addr().unwrap().to_string();

@@ -442,6 +442,8 @@ async fn serve_until_told(plan: Plan) -> Result<(), StartError> {
 fn start_log(log: &LogConfig) {
     let filter = EnvFilter::try_new(&log.level).unwrap_or_else(|_| EnvFilter::new("info"));
     let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr).with_ansi(false);
+    // A line that cannot be written is lost. To report that on standard error as well would panic.
+    let builder = builder.log_internal_errors(false);
     // A program that embeds this may have a log already, and keeps it.
     let _kept = match log.format {
         LogFormat::Text => builder.try_init(),
