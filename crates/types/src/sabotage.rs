@@ -309,6 +309,8 @@ tiffin_sabotage::variants! {
         DropWithoutOwing: "a delete by pattern is pending for every copy of its names";
         /// A delete by pattern retires what an object that it spares has replaced, before that is stored.
         DropReplaced: "a delete by pattern spares what waits for a spared successor";
+        /// The same of an object that was put since the delete began.
+        DropReplacedSince: "a delete by pattern spares what was put since, also if it is replaced";
         /// The master answers that a sample is freed while a copy that was one too many is still there.
         FreeWithoutSurplus: "a consumed sample has no copies left";
         /// The master makes a lost copy again and again on a node that has no space for it.
@@ -319,6 +321,10 @@ tiffin_sabotage::variants! {
         RepairOutOfTurn: "nodes on which a copy has failed take turns";
         /// The master lets a home store its copy of an object although a lost copy was made there meanwhile.
         KeepSecondCopy: "a node has one copy of an object";
+        /// An object that exceeds the quota of its namespace waits for the share of its client.
+        AwaitShareInVain: "a put that can never succeed does not wait for its share";
+        /// The master writes an object ahead that the disk has just dropped, again and again.
+        WriteAheadAgain: "what a small disk has dropped is not written ahead again at once";
         /// The master evicts on and on, although a restarted node cannot free the memory yet.
         EvictUnlisted: "no eviction while enough memory waits for lists of views";
         /// The late registration of an ended process makes the master lose the process that replaced it.

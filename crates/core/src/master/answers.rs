@@ -132,6 +132,9 @@ pub(super) fn dropped(o: &mut Objects, disk: NodeIndex, dropped: &Dropped) -> Re
             object.is_some_and(|it| it.replicas().any(|it| it == (disk, record.slot_ref)))
         };
         if let Some(index) = index.filter(is_it) {
+            if !dropped.corrupt {
+                o.tier.evicted_on_disk(&o.cx, index, disk);
+            }
             o.lose_copy(index, disk, Cause::Evicted);
         }
     }

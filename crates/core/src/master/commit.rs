@@ -241,7 +241,8 @@ impl Objects {
         }
         if object.copies().any(|(on, _)| on == home) {
             let name = Arc::new(Name { namespace: object.namespace(), key: object.key().clone() });
-            self.cx.pending_retires.insert(&name, home, slot_ref);
+            let generation = object.generation();
+            self.cx.pending_retires.insert(&name, generation, (home, slot_ref));
             self.cx.retire(vec![(home, slot_ref)], None);
             return false;
         }

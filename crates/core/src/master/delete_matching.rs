@@ -249,7 +249,8 @@ impl Retires {
     /// their retires too, or they would count again after a restart of the master.
     ///
     /// What an object has replaced stays until that object is stored, unless the object is removed too. One
-    /// that a lease protects is not, and may be lost with its home.
+    /// that a lease protects is not, and may be lost with its home. Nor is one that was put since the drop
+    /// began: then what it has replaced is spared too, unless that existed when the drop began.
     fn piece_of_pending_retires(
         &self,
         o: &Objects,
@@ -316,11 +317,17 @@ impl Retires {
     }
 }
 
-/// Whether a copy belongs to an object whose successor the drop has spared, and is not stored yet.
+/// Whether a copy belongs to an object whose successor is not stored yet. The drop has spared the successor,
+/// or the object itself was put since the drop began.
 fn waits_for_successor(o: &Objects, dropping: &Dropping, key: &Key, copy: (NodeIndex, SlotRef)) -> bool {
+    if !o.cx.held_retires.has(copy) {
+        return false;
+    }
+    let sabotage = o.cx.config.sabotage;
     let successor = o.cx.catalog.find(dropping.namespace, key).and_then(|index| o.cx.catalog.get(index));
     let is_spared = successor.is_some_and(|it| it.generation() <= dropping.newest);
-    is_spared && o.cx.held_retires.has(copy) && !sabotaged!(o.cx.config.sabotage, DropReplaced)
+    let is_new = o.cx.pending_retires.generation(copy) > dropping.newest;
+    is_spared && !sabotaged!(sabotage, DropReplaced) || is_new && !sabotaged!(sabotage, DropReplacedSince)
 }
 
 impl Master {

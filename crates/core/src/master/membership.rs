@@ -190,10 +190,10 @@ pub(super) fn announce(o: &mut Objects, node: NodeIndex, announce: Announce) -> 
     }
     let mut retire = Vec::new();
     for record in announce.items {
-        let slot_ref = record.slot_ref;
+        let (slot_ref, generation) = (record.slot_ref, record.generation);
         if let Err(name) = take_in(o, node, record) {
             retire.push(slot_ref);
-            o.cx.pending_retires.insert(&Arc::new(name), node, slot_ref);
+            o.cx.pending_retires.insert(&Arc::new(name), generation, (node, slot_ref));
         }
     }
     let is_done = announce.last && withdraw_untold(o, node);

@@ -10,7 +10,7 @@ use std::ops::Bound;
 use std::sync::Arc;
 
 use super::catalog::{NamespaceIndex, NodeIndex};
-use crate::{Key, SlotId, SlotRef, Stamp};
+use crate::{Generation, Key, SlotId, SlotRef, Stamp};
 
 /// The name of a removed object.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -37,7 +37,8 @@ impl Default for PendingRetire {
 #[derive(Debug, Default)]
 pub(super) struct PendingRetires {
     by_name: BTreeSet<(Arc<Name>, NodeIndex, SlotRef)>,
-    names: BTreeMap<(NodeIndex, SlotRef), Arc<Name>>,
+    /// The name of each, and the generation of its object. That of a copy without one is zero.
+    names: BTreeMap<(NodeIndex, SlotRef), (Arc<Name>, Generation)>,
     /// The copies that clients removed, and the version of the saved state at that time. A later version
     /// contains their retires.
     removed: BTreeMap<(NodeIndex, SlotRef), u64>,
@@ -59,8 +60,13 @@ impl PendingRetires {
     }
 
     /// The name of a copy was removed.
-    pub(super) fn insert(&mut self, name: &Arc<Name>, node: NodeIndex, slot_ref: SlotRef) {
-        if let Some(old) = self.names.insert((node, slot_ref), Arc::clone(name)) {
+    pub(super) fn insert(
+        &mut self,
+        name: &Arc<Name>,
+        generation: Generation,
+        (node, slot_ref): (NodeIndex, SlotRef),
+    ) {
+        if let Some((old, _)) = self.names.insert((node, slot_ref), (Arc::clone(name), generation)) {
             self.by_name.remove(&(old, node, slot_ref));
         }
         self.by_name.insert((Arc::clone(name), node, slot_ref));
@@ -68,7 +74,7 @@ impl PendingRetires {
 
     /// The copy no longer validates.
     pub(super) fn remove(&mut self, node: NodeIndex, slot_ref: SlotRef) {
-        if let Some(name) = self.names.remove(&(node, slot_ref)) {
+        if let Some((name, _)) = self.names.remove(&(node, slot_ref)) {
             self.by_name.remove(&(name, node, slot_ref));
         }
         self.removed.remove(&(node, slot_ref));
@@ -76,6 +82,11 @@ impl PendingRetires {
         self.told_after.remove(&(node, slot_ref));
         // A copy that an earlier epoch removed has no name here.
         self.asked.entry((node, slot_ref)).and_modify(|is_withdrawn| *is_withdrawn = true);
+    }
+
+    /// The generation of the object that a pending copy belongs to.
+    pub(super) fn generation(&self, copy: (NodeIndex, SlotRef)) -> Generation {
+        self.names.get(&copy).map(|it| it.1).unwrap_or_default()
     }
 
     /// A client removes these copies, after that version of the state was saved.

@@ -357,8 +357,11 @@ impl Reservations {
         let may_wait = o.cx.now < reserving.deadline;
         let charge = charge(&item.request);
         if first && !guarantees::is_within_share(&o.cx, &reserving.caller, charge) {
-            let full = self.beyond_share(o);
-            return self.finish(o, reserving, index, full);
+            // Whatever the share becomes, an object that exceeds the quota alone need not wait for it.
+            let alone = o.quota_exceeded_alone(namespace, charge);
+            let alone = alone.filter(|_| !sabotaged!(o.cx.config.sabotage, AwaitShareInVain));
+            let outcome = alone.map_or_else(|| self.beyond_share(o), ReserveOutcome::OverQuota);
+            return self.finish(o, reserving, index, outcome);
         }
         if first && let Err(quota) = o.within_quota(namespace, charge, whose, may_wait) {
             return self.finish(o, reserving, index, ReserveOutcome::OverQuota(quota));

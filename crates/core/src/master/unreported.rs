@@ -27,7 +27,7 @@ use super::{
     refuse,
 };
 use crate::{
-    ConnId, Location, RequestId, SlotRef, Tick,
+    ConnId, Generation, Location, RequestId, SlotRef, Tick,
     message::{ClientToMaster, Decide, MemberToMaster, Pulled, Reason, Register, Reply, Request},
     sabotage::sabotaged,
 };
@@ -300,7 +300,7 @@ fn give_up_unreported(cx: &mut Context, home: NodeIndex, decide: &Decide) {
         given_up.extend(absent.map(|copy| (Arc::clone(&name), *copy)));
     }
     for (name, (node, slot_ref)) in &given_up {
-        cx.pending_retires.insert(name, *node, *slot_ref);
+        cx.pending_retires.insert(name, Generation::default(), (*node, *slot_ref));
         cx.owe(*node, &[*slot_ref]);
         let (home, member) = (cx.members.name(home), cx.members.name(*node));
         cx.notice(Notice::PutGivenUp { home, member, key: name.key.clone() });

@@ -83,8 +83,8 @@ impl Objects {
         let Some((name, generation, mut replicas)) = self.forget(index, cause, by) else { return Vec::new() };
         self.reports.raise_floor_above(&self.cx, &name, generation);
         let held = self.cx.held_copies(&name);
-        for &(node, slot_ref) in &replicas {
-            self.cx.pending_retires.insert(&name, node, slot_ref);
+        for &copy in &replicas {
+            self.cx.pending_retires.insert(&name, generation, copy);
         }
         replicas.extend(held);
         replicas
@@ -145,7 +145,7 @@ impl Objects {
         self.reports.raise_floor(&self.cx, &object, generation);
         self.history.went_with(name);
         rest.retain(|(on, _)| *on != node);
-        rest.iter().for_each(|(on, slot_ref)| self.cx.pending_retires.insert(&object, *on, *slot_ref));
+        rest.iter().for_each(|copy| self.cx.pending_retires.insert(&object, generation, *copy));
         self.cx.retire(rest, None);
     }
 
@@ -159,8 +159,9 @@ impl Objects {
         let object = self.cx.catalog.get(index)?;
         let slot_ref = object.replicas().find(|(on, _)| *on == node).map(|(_, slot_ref)| slot_ref)?;
         let name = Arc::new(Name { namespace: object.namespace(), key: object.key().clone() });
+        let generation = object.generation();
         self.lose_copy(index, node, Cause::NodeLost);
-        self.cx.pending_retires.insert(&name, node, slot_ref);
+        self.cx.pending_retires.insert(&name, generation, (node, slot_ref));
         Some(slot_ref)
     }
 

@@ -373,3 +373,36 @@ fn drop_spares_what_waits_for_a_spared_successor() {
 fn mutant_of_spared_predecessors_is_noticed() {
     assert!(!is_left_after_a_refused_drop(Sabotage::DropReplaced));
 }
+
+/// Whether a name has an object after a delete by pattern that began before it was put. It was replaced while
+/// the delete was at work, and the home of the other object is lost before it has received that.
+fn is_left_after_an_earlier_drop(sabotage: Sabotage) -> bool {
+    let mut cluster = Cluster::with(&[8 * UNIT, 8 * UNIT], |config| {
+        (config.durable, config.piece_objects_max, config.sabotage) = (true, 1, sabotage);
+    });
+    let on = |node: &str| PutOptions { preferred: vec![node.into()], ..plain() };
+    ["x", "y"].into_iter().for_each(|name| _ = cluster.put(name, 1, on("node1")));
+    let id = cluster.drop_all();
+    cluster.put("a", UNIT, on("node1"));
+    let ReserveOutcome::Space(space) = cluster.reserve("a", UNIT, on("node2")) else { panic!("full") };
+    cluster.takes_at_once = false;
+    cluster.hold_up(1);
+    cluster.send_commit("a", UNIT, on("node2"), &space);
+    while cluster.work() {}
+    assert_eq!(cluster.dropped(id), confirmed(2));
+    cluster.restart_alone(6);
+    cluster.link(0);
+    cluster.forget(1);
+    cluster.has("a")
+}
+
+#[test]
+fn drop_spares_what_was_put_since_and_replaced() {
+    assert!(is_left_after_an_earlier_drop(Sabotage::None));
+}
+
+#[cfg(feature = "sabotage")]
+#[test]
+fn mutant_of_later_predecessors_is_noticed() {
+    assert!(!is_left_after_an_earlier_drop(Sabotage::DropReplacedSince));
+}

@@ -130,6 +130,32 @@ fn stopped_client_leaves_memory_to_others() {
     assert!(matches!(whole, CommitOutcome::Stored(_)), "one object may have any size");
 }
 
+/// Whether a put of an object that is larger than the quota is answered at once, although its client has its
+/// share and the put may wait.
+fn is_refused_at_once(sabotage: Sabotage) -> bool {
+    let mut cluster = Cluster::with(&[32 * UNIT], |it| it.sabotage = sabotage);
+    cluster.share();
+    cluster.ask(ClientToMaster::SetPolicy(PolicyChange::NONE.quota(Some(30 * UNIT))));
+    (0..4).for_each(|at| assert!(lacks(&cluster.reserve(&at.to_string(), UNIT, plain())).is_none()));
+    let items = vec![ReserveItem { key: key("large"), len: 31 * UNIT, options: plain() }];
+    let reserve = Reserve { items, wait_ms: 500, ..Reserve::default() };
+    match cluster.ask(ClientToMaster::Reserve(reserve)) {
+        Some(Reply::Reserved(it)) => matches!(it.items[..], [ReserveOutcome::OverQuota(_)]),
+        _ => false,
+    }
+}
+
+#[test]
+fn put_beyond_quota_does_not_wait_for_its_share() {
+    assert!(is_refused_at_once(Sabotage::None));
+}
+
+#[cfg(feature = "sabotage")]
+#[test]
+fn mutant_of_waiting_in_vain_is_noticed() {
+    assert!(!is_refused_at_once(Sabotage::AwaitShareInVain));
+}
+
 /// How many reservations a client and its namespace get, where four and six are the limits.
 fn numbers_of_reservations(sabotage: Sabotage) -> (usize, usize) {
     let mut cluster = Cluster::with(&[32 * UNIT], |it| {

@@ -1,7 +1,12 @@
-//! Objects that a disk refuses because they are larger than it accepts.
+//! Objects that a disk refuses because they are larger than it accepts, or drops because it is too small.
+
+use tiffin_node::disk;
 
 use super::{Cluster, UNIT, key, plain};
-use crate::message::{ClientToMaster, Pin, PinOutcome, Reply, Why};
+use crate::{
+    message::{ClientToMaster, Pin, PinOutcome, Reply, Why},
+    sabotage::Sabotage,
+};
 
 #[test]
 fn refused_object_affects_no_other() {
@@ -59,4 +64,42 @@ fn refusal_counts_although_the_copy_was_dropped_before() {
     cluster.disks[0].takes = u64::MAX;
     cluster.put("other", UNIT, plain());
     assert_eq!((cluster.where_is("large"), cluster.where_is("other")), ((true, false), (true, true)));
+}
+
+/// How often objects are written to a disk that has no space for all of them, and drops the oldest each time.
+fn written_to_a_full_disk(sabotage: Sabotage) -> u64 {
+    let mut cluster = Cluster::tiered(&[8], |config| {
+        (config.tier.ahead_percent, config.sabotage) = (100, sabotage);
+    });
+    ["a", "b", "c"].into_iter().for_each(|name| _ = cluster.put(name, UNIT, plain()));
+    for _ in 0..10 {
+        let Some(oldest) = cluster.disks[0].log.keys().next().copied() else { break };
+        cluster.disks[0].log.remove(&oldest);
+        cluster.disk_event(0, disk::Event::Evicted(vec![oldest]));
+    }
+    cluster.stat().demoted_objects
+}
+
+#[test]
+fn dropped_object_is_not_written_again_at_once() {
+    assert_eq!(written_to_a_full_disk(Sabotage::None), 3);
+}
+
+#[cfg(feature = "sabotage")]
+#[test]
+fn mutant_of_writing_again_is_noticed() {
+    assert_eq!(written_to_a_full_disk(Sabotage::WriteAheadAgain), 13);
+}
+
+#[test]
+fn dropped_object_is_written_for_a_put() {
+    let mut cluster = Cluster::tiered(&[4], |config| config.tier.ahead_percent = 50);
+    ["a", "b", "c", "d"].into_iter().for_each(|name| _ = cluster.put(name, UNIT, plain()));
+    while let Some(oldest) = cluster.disks[0].log.keys().next().copied() {
+        cluster.disks[0].log.remove(&oldest);
+        cluster.disk_event(0, disk::Event::Evicted(vec![oldest]));
+    }
+    let before = cluster.stat().demoted_objects;
+    assert!(cluster.put_waiting("e", 2, 500).is_some());
+    assert!(cluster.stat().demoted_objects > before && cluster.stat().evicted_undemoted == 0);
 }

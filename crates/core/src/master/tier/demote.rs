@@ -116,6 +116,9 @@ pub(super) struct Demotions {
     /// The stamp of the next disk copy.
     next_stamp: u64,
     pub(super) refusals: Refusals,
+    /// The objects that a disk has dropped to make space for others. They are not written ahead again for
+    /// a while: a disk that is too small for all of them, because it holds pinned ones, would write for ever.
+    pub(super) evicted: Refusals,
 }
 
 impl Demotions {
@@ -127,6 +130,7 @@ impl Demotions {
             is_woken: false,
             next_stamp: first_stamp(epoch),
             refusals: Refusals::default(),
+            evicted: Refusals::default(),
         }
     }
 
@@ -148,6 +152,7 @@ impl Demotions {
         self.write_through.remove(&node);
         self.spent.remove(&node);
         self.refusals.forget_disk(node);
+        self.evicted.forget_disk(node);
     }
 
     /// Memory that was also on a disk is given to a promoted object.
@@ -338,7 +343,11 @@ impl Demotions {
                 !never || sabotaged!(cx.config.sabotage, DemoteForbidden)
             },
             // A pinned object frees no memory by having a disk copy.
-            |object| self.may_be_demoted(cx, object, disk) && !object.hard_pin(),
+            |object| {
+                self.may_be_demoted(cx, object, disk)
+                    && !object.hard_pin()
+                    && (under_way < short || !self.was_evicted(cx, object, disk))
+            },
         );
         if next.is_none() {
             self.spent.remove(&node);
@@ -434,6 +443,12 @@ impl Demotions {
             && (!self.refusals.forbid(object.generation(), disk, cx.now)
                 || sabotaged!(cx.config.sabotage, OfferRefused))
             && others.all(|(on, pending)| pending && on != disk && is_away(on))
+    }
+
+    /// Whether that disk has dropped the object lately.
+    fn was_evicted(&self, cx: &Context, object: &Object, disk: NodeIndex) -> bool {
+        self.evicted.forbid(object.generation(), disk, cx.now)
+            && !sabotaged!(cx.config.sabotage, WriteAheadAgain)
     }
 
     fn begin(

@@ -198,12 +198,19 @@ impl Tier {
         self.stat.promoted_unused += u64::from(self.promoted.leave(index));
         self.end_promotion(cx, generation, tiffin_throttle::End::Cancelled);
         self.end_waiting_promotion(cx, &generation, false);
+        self.demotions.evicted.take(generation);
         self.demotions.refusals.take(generation)
     }
 
     /// Maximum object size of the disks that have refused an object; zero if none did.
     pub(super) fn refused_bytes_max(&self, generation: Generation) -> u64 {
         self.demotions.refusals.bytes_max(generation)
+    }
+
+    /// A disk has dropped its copy of an object to make space for others.
+    pub(super) fn evicted_on_disk(&mut self, cx: &Context, index: ObjectIndex, disk: NodeIndex) {
+        let object = cx.catalog.get(index).filter(|it| it.in_memory().next().is_some());
+        object.into_iter().for_each(|it| _ = self.demotions.evicted.note(it.generation(), disk, 0, cx.now));
     }
 
     /// Counts copies that a disk has dropped on its own.
@@ -233,10 +240,10 @@ impl Tier {
         let leaving = object.in_memory().filter(|(on, _)| node.is_none_or(|node| node == *on));
         let leaving: Vec<_> = leaving.collect();
         let name = Name { namespace: object.namespace(), key: object.key().clone() };
-        let name = std::sync::Arc::new(name);
-        for &(on, slot_ref) in &leaving {
-            cx.catalog.drop_replica(index, on);
-            cx.pending_retires.insert(&name, on, slot_ref);
+        let (name, generation) = (std::sync::Arc::new(name), object.generation());
+        for &copy in &leaving {
+            cx.catalog.drop_replica(index, copy.0);
+            cx.pending_retires.insert(&name, generation, copy);
         }
         self.stat.promoted_unused += u64::from(self.promoted.leave(index));
         cx.retire(leaving, None);

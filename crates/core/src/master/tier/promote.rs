@@ -580,8 +580,9 @@ fn give_up_copy(
         (true, true) => {
             let Some(object) = cx.catalog.get(index) else { return };
             let name = Name { namespace: object.namespace(), key: object.key().clone() };
+            let generation = object.generation();
             cx.catalog.drop_replica(index, node);
-            cx.pending_retires.insert(&Arc::new(name), node, slot_ref);
+            cx.pending_retires.insert(&Arc::new(name), generation, (node, slot_ref));
             cx.retire(vec![(node, slot_ref)], None);
         }
         (false, _) => {

@@ -1,7 +1,8 @@
-//! Objects that a working disk refused because they are larger than it accepts.
+//! Objects that a working disk refused because they are larger than it accepts. Also, in a list of their own,
+//! those that it has dropped to make space for others, although they are in memory.
 //!
-//! **Invariant:** such an object is not sent to that disk again for [`REFUSED_MS`], and delays no other
-//! object.
+//! **Invariant:** a refused object is not sent to that disk again for [`REFUSED_MS`], and delays no other
+//! object. A dropped one is sent within that time only if a put needs its memory.
 
 use std::collections::BTreeMap;
 

@@ -285,8 +285,9 @@ impl Repairs {
         let Some(object) = cx.catalog.get(index) else { return };
         let Some((_, slot_ref)) = object.in_memory().find(|(on, _)| *on == node) else { return };
         let name = Name { namespace: object.namespace(), key: object.key().clone() };
+        let generation = object.generation();
         cx.catalog.drop_replica(index, node);
-        cx.pending_retires.insert(&std::sync::Arc::new(name), node, slot_ref);
+        cx.pending_retires.insert(&std::sync::Arc::new(name), generation, (node, slot_ref));
         cx.retire(vec![(node, slot_ref)], None);
         cx.quotas.note_change();
         self.stat.dropped += 1;
