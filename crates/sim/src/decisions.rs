@@ -33,6 +33,8 @@ pub(crate) struct OnItsWay {
     segment: SegmentId,
     items: Vec<AnsweredItem>,
     complete: bool,
+    /// How often the state folder had been lost before.
+    losses: u32,
 }
 
 impl Oracle {
@@ -94,7 +96,8 @@ impl Oracle {
                     Some((item, outcome?.clone(), old))
                 };
                 let items = items.filter_map(item).collect();
-                self.on_their_way.insert(to, OnItsWay { segment, items, complete: deciding.complete });
+                let (complete, losses) = (deciding.complete, self.losses);
+                self.on_their_way.insert(to, OnItsWay { segment, items, complete, losses });
             }
             None => {
                 for (outcome, old) in outcomes.zip(olds) {
@@ -116,10 +119,14 @@ impl Oracle {
         memories: &Memories,
         coverage: &mut Coverage,
     ) {
-        let Some(OnItsWay { segment, items, complete }) = self.on_their_way.remove(&to) else { return };
+        let Some(OnItsWay { segment, items, complete, losses }) = self.on_their_way.remove(&to) else {
+            return;
+        };
         for (item, outcome, old) in items {
             self.supersedes(&item, &outcome, memories.iter().filter(|it| *it.0 == segment), coverage);
-            self.replaced(&outcome, old, complete, memories, coverage);
+            // What other members owe was lost with the state folder: they may be back with the old object.
+            let is_lost = losses != self.losses && matches!(outcome, CommitOutcome::Unconfirmed(_));
+            self.replaced(&outcome, old, complete && !is_lost, memories, coverage);
         }
     }
 

@@ -5,7 +5,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use tiffin_core::master::{Departure, Effect, Notice};
+use tiffin_core::master::{Departure, Effect, EvictionCause, Notice};
 use tiffin_node::SlotState;
 use tiffin_types::{
     ClientId, ConnId, Generation, RequestId, SegmentId, SlotRef, Tick,
@@ -95,6 +95,8 @@ pub(crate) struct ObjectHistory {
     pub(crate) gone: bool,
     /// Another such reason: deletes that apply to it, answered or not, except those that a lease refused.
     pub(crate) deletes: u32,
+    /// One of these was requested when no successor was known, and no lease refuses it.
+    pub(crate) is_deleted_first: bool,
     /// How often it was removed and then restored by a node that had not reported: some of its copies may
     /// still be about to be removed.
     pub(crate) returns: u32,
@@ -262,7 +264,7 @@ pub(crate) struct Oracle {
     pub(crate) nodes_counted: u64,
     /// Puts of one object that do not wait, with none waiting before them.
     pub(crate) single_puts: BTreeMap<(ConnId, RequestId), SinglePut>,
-    /// Number of writes of the state, of evictions, and of allocations at nodes.
+    /// Number of writes of the state, of evictions for puts, and of allocations at nodes.
     pub(crate) saves: u64,
     pub(crate) evictions: u64,
     pub(crate) allocations: u64,
@@ -280,6 +282,8 @@ pub(crate) struct Oracle {
     pub(crate) asked_names: BTreeMap<(ConnId, RequestId), NamedRequest>,
     /// Limits that must be saved before they are answered.
     pub(crate) setting: BTreeMap<(ConnId, RequestId), (u8, Policy)>,
+    /// How often the state folder was lost.
+    pub(crate) losses: u32,
     /// What has been seen and removed, in all epochs.
     pub(crate) past: Successors,
     lease_ms: u64,
@@ -341,6 +345,7 @@ impl Oracle {
     pub(crate) fn state_is_lost(&mut self) {
         self.roster.clear();
         self.past.forget();
+        self.losses += 1;
     }
 
     /// The object that has a name, as far as the oracle can tell.
@@ -394,6 +399,7 @@ impl Oracle {
                 let Some(history) = self.objects.get_mut(&generation) else { continue };
                 let (returns, gone) = (history.returns, history.is_gone());
                 history.deletes += 1;
+                history.is_deleted_first |= !self.cause.is_refusable;
                 of_name.push(Victim { generation, returns, gone });
             }
             self.cause.names.insert(name);
@@ -436,8 +442,9 @@ impl Oracle {
         }
     }
 
-    fn evicts(&mut self) {
-        self.evictions += 1;
+    fn evicts(&mut self, cause: EvictionCause) {
+        // A waiting promotion may find memory in the same step.
+        self.evictions += u64::from(cause != EvictionCause::Promotion);
         (self.cause.evicting, self.cause.evicted) = (true, false);
     }
 
@@ -455,7 +462,7 @@ impl Oracle {
         let retires = matches!(effect, Effect::Ask(_, _, MasterToMember::Retire(_)));
         self.has_unknown_evictions |= evicting && !retires && !std::mem::take(&mut self.cause.evicted);
         match effect {
-            Effect::Notice(Notice::Evicted(..)) => self.evicts(),
+            Effect::Notice(Notice::Evicted(it)) => self.evicts(it.cause),
             Effect::Persist(_) => self.saves += 1,
             Effect::Notice(Notice::AwaitingReports(_)) => self.left = Some(BTreeMap::new()),
             Effect::Notice(Notice::AllReported) => self.left = None,
@@ -674,6 +681,7 @@ impl Oracle {
                 history.written_pins.clear();
             }
             (history.gone, history.deletes) = (false, under_way);
+            history.is_deleted_first &= under_way > 0;
             // The object comes from messages of a dead process, or from an earlier epoch: it was not known
             // when it was deleted.
             let unheard = history.dead.as_ref().is_some_and(|it| it.exempt.contains(&segment));
@@ -742,6 +750,7 @@ impl Oracle {
             lease_until: Tick(0),
             gone: false,
             deletes: 0,
+            is_deleted_first: false,
             returns: 0,
             dead: None,
             expiry: None,

@@ -104,14 +104,16 @@ impl Oracle {
 
     /// An object is retired: if it is in favour of another one, that must get its name. A retire that is
     /// repeated may belong to an earlier removal, which is what the other one waits for. If the other one is
-    /// evicted, what it has replaced goes first, and it is not known yet that the other one follows.
+    /// evicted, what it has replaced goes first, and it is not known yet that the other one follows. A delete
+    /// that began before the other one was put may retire the object later.
     fn retired_for(&mut self, generation: Generation, again: bool) {
         let generation_of = &self.generation_of;
         self.successors.retain(|place, _| generation_of.get(place) != Some(&generation));
         if again {
             return;
         }
-        let Some(name) = self.objects.get(&generation).map(|it| it.name) else { return };
+        let history = self.objects.get(&generation).filter(|it| !it.is_deleted_first);
+        let Some(name) = history.map(|it| it.name) else { return };
         let newest = self.newest.get(&name).copied();
         let newest = newest.filter(|it| *it > generation && self.is_of_this_master(*it));
         // A delete removes both, in any order.

@@ -168,7 +168,12 @@ impl Oracle {
             MasterToMember::Retire(retire) => {
                 self.on_retires(segment, &retire.slot_refs);
                 // What the evicted object has replaced is retired with it, and does not tell which one it is.
-                let is_known = !retire.slot_refs.iter().all(|it| self.is_of_replaced(&(to, *it)));
+                // So is a copy that was retired before it was complete, so that its object is not known.
+                let is_unfinished = |it: &(SegmentId, SlotRef)| {
+                    self.retired.contains(it) && !self.generation_of.contains_key(it)
+                };
+                let is_of_older = |it: &(SegmentId, SlotRef)| self.is_of_replaced(it) || is_unfinished(it);
+                let is_known = !retire.slot_refs.iter().all(|it| is_of_older(&(to, *it)));
                 self.cause.evicting = evicting;
                 self.cause.evicted |= evicting && is_known;
                 retire.slot_refs.iter().for_each(|slot_ref| self.retires(now, to, *slot_ref, coverage));

@@ -60,6 +60,7 @@ impl Oracle {
             let stays = |dead: &Dead| on.iter().all(|it| roster.contains(it) && !dead.exempt.contains(it));
             if !history.dead.as_ref().is_some_and(stays) {
                 (history.gone, history.deletes, history.dead) = (false, 0, None);
+                history.is_deleted_first = false;
             }
         }
     }
