@@ -67,6 +67,8 @@ pub const UNSAFE_MODULES: &[&str] = &[
     "crates/transport/src/process.rs",
     "crates/transport/src/queued.rs",
     "crates/transport/src/tcp/stream.rs",
+    // Lends futures to other threads, and waits until they are done.
+    "crates/transport/src/tcp/together.rs",
     "crates/transport/tests/device.rs",
     "python/src/kv/memory.rs",
     "python/src/mooncake/memory.rs",

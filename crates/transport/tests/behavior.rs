@@ -126,7 +126,7 @@ async fn through_tls() {
             let identity = Identity { client: 1, segment, token: String::new() };
             let tcp = Tcp::new(address, identity, Arc::clone(&counters)).secured(tls.clone());
             let transport: Arc<dyn Transport> =
-                if may_block { Arc::new(Blocking(tcp)) } else { Arc::new(tcp) };
+                if may_block { Arc::new(Blocking(tcp.with_threads(4))) } else { Arc::new(tcp) };
             Fixture { node, transport, is_lossy: false, keep: Box::new(keep) }
         })
         .await;
@@ -167,15 +167,36 @@ impl Transport for Blocking {
 #[tokio::test(flavor = "multi_thread", worker_threads = 8)]
 async fn through_tcp_with_blocking_callers() {
     let counters = Arc::new(Counters::default());
-    let make = || async {
-        let (node, address, keep) = data_socket(&counters).await;
-        let segment = node.memory().geometry().segment;
-        let identity = Identity { client: 1, segment, token: String::new() };
-        let transport = Arc::new(Blocking(Tcp::new(address, identity, Arc::clone(&counters))));
-        Fixture { node, transport, is_lossy: false, keep: Box::new(keep) }
-    };
-    behavior::all(make).await;
+    for threads in [1, 4] {
+        let make = || async {
+            let (node, address, keep) = data_socket(&counters).await;
+            let segment = node.memory().geometry().segment;
+            let identity = Identity { client: 1, segment, token: String::new() };
+            let tcp = Tcp::new(address, identity, Arc::clone(&counters)).with_threads(threads);
+            Fixture { node, transport: Arc::new(Blocking(tcp)), is_lossy: false, keep: Box::new(keep) }
+        };
+        behavior::all(make).await;
+    }
     assert!(counters.tcp.read() > 0 && counters.tcp.written() > 0);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 8)]
+async fn through_tcp_with_faults_and_threads_that_write_together() {
+    let seeds = AtomicU64::new(100);
+    let counters = Arc::new(Counters::default());
+    for (short, delay, reset) in [(20, 20, 5), (0, 0, 20)] {
+        behavior::all(|| async {
+            let seed = seeds.fetch_add(1, Ordering::Relaxed);
+            let plan = Plan { seed, short, delay, reset };
+            let connect = Box::new(FaultyConnect::new(TcpConnect::default(), plan));
+            let (node, address, keep) = data_socket(&counters).await;
+            let segment = node.memory().geometry().segment;
+            let identity = Identity { client: 1, segment, token: String::new() };
+            let tcp = Tcp::with_connect(address, identity, Arc::clone(&counters), connect).with_threads(4);
+            Fixture { node, transport: Arc::new(Blocking(tcp)), is_lossy: true, keep: Box::new(keep) }
+        })
+        .await;
+    }
 }
 
 /// The node learns which user is at the other end.

@@ -13,6 +13,8 @@ use crate::{CHUNK_BYTES_MAX, Outcome, TransferError};
 
 /// Shorter chunks always go through the socket, which takes one message less than staging.
 const STAGED_BYTES_MIN: u64 = 64 << 10;
+/// Maximum bytes in flight on one stream: enough that the node never waits for the next request.
+const WINDOW_BYTES_MAX: u64 = 2 * CHUNK_BYTES_MAX;
 
 /// The outcome of a chunk, and whether its bytes came through a staging segment.
 pub(super) struct ChunkOutcome {
@@ -61,6 +63,30 @@ pub(super) struct Batch<B> {
     watch: Option<Arc<ReadControl>>,
     /// A device that has some of the buffers.
     device: Option<u32>,
+    division: Division,
+}
+
+/// How the bytes of a batch are divided.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Division {
+    /// Number of streams.
+    pub(super) streams: usize,
+    /// Maximum bytes of a chunk.
+    pub(super) chunk_bytes: u64,
+    /// Each stream has a thread, so that one takes no more chunks than it needs to stay busy.
+    pub(super) is_together: bool,
+}
+
+impl Division {
+    /// Bytes that a stream takes before it sends them.
+    pub(super) fn taken_bytes(&self) -> u64 {
+        if self.is_together { self.chunk_bytes } else { u64::MAX }
+    }
+
+    /// Maximum bytes in flight on one stream.
+    pub(super) fn window_bytes(&self) -> u64 {
+        if self.is_together { 2 * self.chunk_bytes } else { WINDOW_BYTES_MAX }
+    }
 }
 
 pub(super) struct BatchState<B> {
@@ -78,6 +104,7 @@ impl<B: Buf> Batch<B> {
         parts: impl Iterator<Item = (u32, u64, u64, &'a [B])>,
         cached_epoch: Option<u64>,
         stage: Option<&Arc<Attachment>>,
+        division: Division,
     ) -> Self
     where
         B: 'a,
@@ -90,7 +117,7 @@ impl<B: Buf> Batch<B> {
             let mut run = Run::new(bufs.iter().copied());
             let mut offset = start;
             loop {
-                let bufs = run.take(CHUNK_BYTES_MAX);
+                let bufs = run.take(division.chunk_bytes);
                 let len = bufs.iter().map(|buf| buf.bytes() as u64).sum();
                 let stage = stage.filter(|_| len >= STAGED_BYTES_MIN).cloned();
                 let pinned = None;
@@ -114,7 +141,7 @@ impl<B: Buf> Batch<B> {
             }
             state.ops.push((state.chunks.len() - count_before, Ok(())));
         }
-        Self { state: Mutex::new(state), watch: None, device }
+        Self { state: Mutex::new(state), watch: None, device, division }
     }
 
     pub(super) fn state(&self) -> MutexGuard<'_, BatchState<B>> {
@@ -131,6 +158,10 @@ impl<B: Buf> Batch<B> {
         self.device
     }
 
+    pub(super) fn division(&self) -> Division {
+        self.division
+    }
+
     pub(super) fn watch(&self) -> Option<Arc<ReadControl>> {
         self.watch.clone()
     }
@@ -140,9 +171,9 @@ impl<B: Buf> Batch<B> {
         self.watch.as_ref().is_some_and(|watch| watch.is_stopped())
     }
 
-    /// Bytes that are still to be requested.
-    pub(super) fn bytes(&self) -> u64 {
-        self.state().chunks.iter().fold(0, |sum, chunk| sum.saturating_add(chunk.len))
+    /// Whether every chunk was taken.
+    pub(super) fn is_taken(&self) -> bool {
+        self.state().chunks.is_empty()
     }
 
     /// Whether every operation has its outcome.

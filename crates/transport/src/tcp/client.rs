@@ -3,28 +3,31 @@
 //! A batch is divided into chunks, which are distributed over a few streams, each with several requests in
 //! flight; small ones are sent and answered many at a time. Everything happens inside the caller's future:
 //! when it is dropped or its deadline passes, no buffer is accessed any more, and the streams that it used
-//! are closed. A caller that may block its thread ([`ReadOptions::may_block`]) wait_mode in the socket itself
-//! if one stream suffices.
+//! are closed. A caller that may block its thread ([`ReadOptions::may_block`]) waits in the socket itself
+//! if one stream suffices. Threads that help with its large writes are done when its poll returns
+//! ([`together`]).
 //!
 //! Bytes of a disk on this host are left in a staging segment that is mapped here: the reply names the slot,
 //! and the bytes are valid if the slot holds the same stamp after the copy.
 
 use std::collections::VecDeque;
 use std::future::{Future, poll_fn};
-use std::pin::Pin;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::task::Poll;
 use std::time::Duration;
 
 use tiffin_gpu::Stage;
 use tiffin_tls::TlsClient;
+use tokio::runtime::Handle;
+use tokio::task::JoinSet;
 use tokio::time::timeout_at;
 
-use super::batch::{Batch, Chunk, ChunkOutcome};
+use super::batch::{Batch, Chunk, ChunkOutcome, Division};
 use super::buffered::{AHEAD_BYTES, BufferedStream, FIRST_PIECE_BYTES, PIECE_BYTES, SMALL_BYTES_MAX};
 use super::frame::{ReplyHead, ReplyKind, RequestHead, RequestKind, Status};
 use super::pool::{Connect, DISK_STREAMS_MAX, Identity, Pool, PooledStream, STREAMS_MAX, TcpConnect};
 use super::stream::{ByteStream, WaitMode};
+use super::together::{self, Worker};
 use crate::buffer::{Buf, Run, SourceBuf, TargetBuf};
 use crate::hedge::ReadControl;
 use crate::local::moved;
@@ -34,16 +37,24 @@ use crate::{
     WriteOp, device, mapped,
 };
 
-/// Maximum requests and bytes in flight on one stream: enough that the node never wait_mode for the next.
+/// Maximum requests in flight on one stream: enough that the node never waits for the next.
 const WINDOW_MAX: usize = 128;
-/// See [`WINDOW_MAX`].
-const WINDOW_BYTES_MAX: u64 = 2 * CHUNK_BYTES_MAX;
 
 /// Maximum bytes of small objects that are sent in one call.
 const TOGETHER_BYTES_MAX: usize = 512 << 10;
 
-/// How long a thread wait_mode in a socket before it continues as a task, so that it can be interrupted.
+/// How long a thread waits in a socket before it continues as a task, so that it can be interrupted.
 const BLOCK_TIME_MAX: Duration = Duration::from_millis(16);
+/// The same for threads that write together. It is longer because tasks continue in one thread.
+const TOGETHER_TIME_MAX: Duration = Duration::from_millis(64);
+/// Fewer bytes are written by the caller's thread alone.
+const TOGETHER_BYTES_MIN: u64 = 1 << 20;
+/// Minimum bytes of a chunk that threads divide among themselves.
+const SHARE_BYTES_MIN: u64 = 256 << 10;
+/// The same for the maximum.
+const SHARE_BYTES_MAX: u64 = 2 << 20;
+/// Chunks are whole pages.
+const SHARE_STEP_BYTES: u64 = 4 << 10;
 
 /// How a batch is read.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -58,10 +69,14 @@ pub struct ReadOptions {
 
 /// Reaches the memory of a node through its data socket.
 pub struct Tcp {
-    pool: Pool,
+    pool: Arc<Pool>,
+    /// Opens connections for the next transfers.
+    opening: Mutex<JoinSet<()>>,
     counters: Arc<Counters>,
     /// The staging segment of a disk on this host.
     stage: Option<Arc<Attachment>>,
+    /// Maximum number of threads that write together.
+    threads_max: usize,
 }
 
 impl Tcp {
@@ -79,7 +94,7 @@ impl Tcp {
         counters: Arc<Counters>,
         connect: Box<dyn Connect>,
     ) -> Self {
-        Self { pool: Pool::new(address, identity, connect, STREAMS_MAX), counters, stage: None }
+        Self::of(Pool::new(address, identity, connect, STREAMS_MAX), counters, None)
     }
 
     /// Reaches a disk of the node at `host:port`, named by the identity. If its staging segment is mapped,
@@ -92,13 +107,28 @@ impl Tcp {
         stage: Option<Arc<Attachment>>,
     ) -> Self {
         let pool = Pool::new(address, identity, Box::new(TcpConnect::default()), DISK_STREAMS_MAX);
-        Self { pool, counters, stage }
+        Self::of(pool, counters, stage)
+    }
+
+    fn of(pool: Pool, counters: Arc<Counters>, stage: Option<Arc<Attachment>>) -> Self {
+        let (pool, opening, threads_max) = (Arc::new(pool), Mutex::default(), helpers_max());
+        Self { pool, opening, counters, stage, threads_max }
     }
 
     /// Connects with TLS, if there is a CA to trust.
     #[must_use]
     pub fn secured(mut self, tls: Option<TlsClient>) -> Self {
-        self.pool.connect_by(Box::new(TcpConnect { tls }));
+        // Nothing else has the pool before the first transfer.
+        Arc::get_mut(&mut self.pool)
+            .into_iter()
+            .for_each(|it| it.connect_by(Box::new(TcpConnect { tls: tls.clone() })));
+        self
+    }
+
+    /// Lets so many threads write together, instead of as many as this machine has processors for.
+    #[must_use]
+    pub fn with_threads(mut self, threads_max: usize) -> Self {
+        self.threads_max = threads_max;
         self
     }
 
@@ -124,17 +154,19 @@ impl Tcp {
         if now >= deadline {
             return batch.outcomes(&TransferError::Timeout);
         }
-        // With several streams the thread must serve all of them, so it cannot block in one.
-        let may_block = may_block && streams(batch).min(helpers_max()) == 1;
-        let (wait_mode, streams) = match may_block {
-            true => (WaitMode::ThreadUntil(deadline.min(now + BLOCK_TIME_MAX).into_std()), 1),
-            false => (WaitMode::Task, streams(batch)),
+        let Division { streams, is_together, .. } = batch.division();
+        let until = |time| WaitMode::ThreadUntil(deadline.min(now + time).into_std());
+        let wait_mode = match may_block {
+            true if is_together => until(TOGETHER_TIME_MAX),
+            // With several streams the thread must serve all of them, so it cannot block in one.
+            true if streams == 1 => until(BLOCK_TIME_MAX),
+            _ => WaitMode::Task,
         };
         let workers = (0..streams).map(|number| {
-            Box::pin(async move { self.work(batch, number == 0, wait_mode).await })
-                as Pin<Box<dyn Future<Output = ()> + Send>>
+            Box::pin(async move { self.work(batch, number == 0, wait_mode).await }) as Worker<'_>
         });
-        let in_time = timeout_at(deadline, until_settled(workers.collect(), batch)).await.is_ok();
+        let settled = until_settled(workers.collect(), batch);
+        let in_time = timeout_at(deadline, settled).await.is_ok();
         self.outcomes(batch, in_time && !batch.is_stopped())
     }
 
@@ -147,6 +179,8 @@ impl Tcp {
     async fn work<B: Direction>(&self, batch: &Batch<B>, is_first: bool, wait_mode: WaitMode) {
         let pooled = if is_first {
             self.pool.acquire().await
+        } else if batch.division().is_together && batch.is_taken() {
+            return;
         } else {
             match self.pool.try_acquire().await {
                 Some(pooled) => pooled,
@@ -178,10 +212,11 @@ impl Tcp {
     ) -> Result<(), TransferError> {
         let mut in_flight: VecDeque<(u64, Chunk<B>)> = VecDeque::new();
         let (mut next_id, mut bytes) = (0, 0);
+        let (taken_max, window) = (batch.division().taken_bytes(), batch.division().window_bytes());
         loop {
-            let known = in_flight.len();
+            let (known, bytes_max) = (in_flight.len(), window.min(taken_max.saturating_add(bytes)));
             // The window is refilled when half of it is empty, so that requests are sent together.
-            while known <= WINDOW_MAX / 2 && in_flight.len() < WINDOW_MAX && bytes < WINDOW_BYTES_MAX {
+            while known <= WINDOW_MAX / 2 && in_flight.len() < WINDOW_MAX && bytes < bytes_max {
                 let pinned = match batch.device() {
                     None => None,
                     // Waiting for pinned memory while holding some could block all streams for ever.
@@ -208,6 +243,11 @@ impl Tcp {
             } else {
                 None
             };
+            // While the node receives these bytes, more are sent.
+            let has_sent = broken.is_none() && in_flight.len() > known;
+            if has_sent && bytes_max < window && !batch.is_taken() {
+                continue;
+            }
             let outcome = match (broken, in_flight.front()) {
                 (None, None) => return Ok(()),
                 (None, Some((id, chunk))) => B::receive_reply(&mut pooled.stream, *id, chunk).await,
@@ -269,7 +309,9 @@ impl Tcp {
         deadline: Instant,
     ) -> Vec<Outcome> {
         let parts = ops.iter().map(|op| (op.slot, op.stamp, op.offset, op.targets.as_slice()));
-        let batch = Batch::new(parts, options.cached_epoch, self.stage()).watched(watch);
+        let bytes = ops.iter().map(ReadOp::bytes).fold(0, u64::saturating_add);
+        let division = divided(bytes, options.may_block);
+        let batch = Batch::new(parts, options.cached_epoch, self.stage(), division).watched(watch);
         let outcomes = self.run(&batch, options.may_block, deadline).await;
         self.count_read(ops, &outcomes, &batch);
         outcomes
@@ -278,9 +320,59 @@ impl Tcp {
     /// Writes; [`ReadOptions::may_block`] explains `may_block`.
     pub async fn write_with(&self, ops: &[WriteOp<'_>], may_block: bool, deadline: Instant) -> Vec<Outcome> {
         let parts = ops.iter().map(|op| (op.slot, op.stamp, op.offset, op.sources.as_slice()));
-        let outcomes = self.run(&Batch::new(parts, None, None), may_block, deadline).await;
+        let bytes = ops.iter().map(WriteOp::bytes).fold(0, u64::saturating_add);
+        let is_on_host = ops.iter().flat_map(|op| &op.sources).all(|source| source.place().is_none());
+        let division = match may_block && is_on_host {
+            true => self.divided_among_threads(bytes),
+            false => divided(bytes, may_block),
+        };
+        let outcomes = self.run(&Batch::new(parts, None, None, division), may_block, deadline).await;
         self.counters.tcp.add_written(moved(&outcomes, ops.iter().map(WriteOp::bytes)));
         outcomes
+    }
+
+    /// How this number of bytes is divided among the threads that may write together. They use only open
+    /// connections: others are opened for the next transfers. Connections that other calls use do not count.
+    fn divided_among_threads(&self, bytes: u64) -> Division {
+        let alone = Division { streams: 1, chunk_bytes: CHUNK_BYTES_MAX, is_together: false };
+        let wanted = self.threads_max.min(STREAMS_MAX).min(self.pool.free_count());
+        if wanted <= 1 || bytes < TOGETHER_BYTES_MIN {
+            return alone;
+        }
+        let open = self.pool.idle_count().min(wanted);
+        if open < wanted {
+            self.open_more(wanted - open);
+        }
+        if open <= 1 {
+            return alone;
+        }
+        let share = bytes / (2 * open as u64);
+        let chunk_bytes = share.clamp(SHARE_BYTES_MIN, SHARE_BYTES_MAX).next_multiple_of(SHARE_STEP_BYTES);
+        Division { streams: open, chunk_bytes, is_together: true }
+    }
+
+    /// The number of threads that would write so many bytes now.
+    #[cfg(test)]
+    pub(super) fn threads_for(&self, bytes: u64) -> usize {
+        self.divided_among_threads(bytes).streams
+    }
+
+    /// Opens all connections.
+    #[cfg(test)]
+    pub(super) async fn open_now(&self) {
+        self.pool.open_idle(STREAMS_MAX - self.pool.idle_count()).await;
+        assert_eq!(self.pool.idle_count(), STREAMS_MAX);
+    }
+
+    /// Opens so many connections more, unless that is in progress or failed just now.
+    fn open_more(&self, count: usize) {
+        let Ok(runtime) = Handle::try_current() else { return };
+        let mut opening = self.opening.lock().unwrap_or_else(PoisonError::into_inner);
+        while opening.try_join_next().is_some() {}
+        if opening.is_empty() {
+            let pool = Arc::clone(&self.pool);
+            opening.spawn_on(async move { pool.open_idle(count).await }, &runtime);
+        }
     }
 
     /// The staging segment, while its node is connected.
@@ -295,9 +387,10 @@ impl Tcp {
     }
 }
 
-/// Number of streams that are worthwhile.
-fn streams<B: Direction>(batch: &Batch<B>) -> usize {
-    streams_for(batch.bytes())
+/// How this number of bytes is divided among streams of one thread.
+fn divided(bytes: u64, may_block: bool) -> Division {
+    let streams = if may_block && helpers_max() == 1 { 1 } else { streams_for(bytes) };
+    Division { streams, chunk_bytes: CHUNK_BYTES_MAX, is_together: false }
 }
 
 fn streams_for(bytes: u64) -> usize {
@@ -576,16 +669,17 @@ fn outcome_of(status: Status) -> Outcome {
 }
 
 /// Polls the workers until they end or the batch is settled: a worker that is still connecting is then not
-/// needed.
-async fn until_settled<B: Direction>(
-    mut workers: Vec<Pin<Box<dyn Future<Output = ()> + Send + '_>>>,
-    batch: &Batch<B>,
-) {
+/// needed. The first time, each may have a thread.
+async fn until_settled<B: Direction>(mut workers: Vec<Worker<'_>>, batch: &Batch<B>) {
+    let mut is_together = batch.division().is_together;
     poll_fn(|context| {
         if batch.is_stopped() {
             return Poll::Ready(());
         }
-        workers.retain_mut(|worker| worker.as_mut().poll(context).is_pending());
+        match std::mem::take(&mut is_together) {
+            true => together::poll(&mut workers, context),
+            false => workers.retain_mut(|worker| worker.as_mut().poll(context).is_pending()),
+        }
         if workers.is_empty() || batch.is_settled() { Poll::Ready(()) } else { Poll::Pending }
     })
     .await;

@@ -19,6 +19,8 @@ mod buffered;
 mod checksum_cache;
 mod client;
 mod disk;
+#[cfg(test)]
+mod divided;
 pub mod frame;
 mod grant;
 mod listener;
@@ -27,6 +29,7 @@ mod secure;
 mod server;
 mod share;
 pub mod stream;
+mod together;
 #[cfg(test)]
 mod turns;
 

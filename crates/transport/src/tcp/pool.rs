@@ -11,7 +11,7 @@ use std::time::Duration;
 use tiffin_tls::TlsClient;
 use tokio::net::{TcpStream, UnixStream};
 use tokio::sync::{Semaphore, SemaphorePermit};
-use tokio::time::sleep;
+use tokio::time::{sleep, timeout};
 
 use super::buffered::BufferedStream;
 use super::frame::{HelloHead, Rejection, WelcomeHead};
@@ -29,6 +29,10 @@ pub(super) const DISK_STREAMS_MAX: usize = 32;
 pub(super) const LOCAL_PREFIX: &str = "unix:@";
 /// Pause before the next attempt when the queue of a Unix socket is full.
 const CONNECT_PAUSE: Duration = Duration::from_millis(2);
+/// Time limit for a connection that nothing waits for.
+const OPEN_TIME_MAX: Duration = Duration::from_secs(10);
+/// Pause after one that failed.
+const OPEN_REST: Duration = Duration::from_secs(10);
 
 /// A connection attempt.
 pub type Connecting<'a> = Pin<Box<dyn Future<Output = io::Result<Box<dyn ByteStream>>> + Send + 'a>>;
@@ -139,6 +143,28 @@ impl Pool {
     pub(super) async fn try_acquire(&self) -> Option<Result<PooledStream<'_>, TransferError>> {
         let permit = self.permits.try_acquire().ok()?;
         Some(self.stream(permit).await)
+    }
+
+    /// Number of streams that are not in use, open or not.
+    pub(super) fn free_count(&self) -> usize {
+        self.permits.available_permits()
+    }
+
+    /// Number of open streams that are not in use.
+    pub(super) fn idle_count(&self) -> usize {
+        self.idle.lock().unwrap_or_else(PoisonError::into_inner).len()
+    }
+
+    /// Opens so many streams more. If one cannot be opened, the next attempts wait for a while.
+    pub(super) async fn open_idle(&self, count: usize) {
+        for _ in 0..count {
+            let Ok(permit) = self.permits.try_acquire() else { return };
+            let Ok(Ok(stream)) = timeout(OPEN_TIME_MAX, self.open()).await else {
+                drop(permit);
+                return sleep(OPEN_REST).await;
+            };
+            self.idle.lock().unwrap_or_else(PoisonError::into_inner).push(stream);
+        }
     }
 
     /// The error for a broken connection.
