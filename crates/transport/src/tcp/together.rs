@@ -7,7 +7,8 @@
 //! **Invariant:** when [`poll`] returns or unwinds, no other thread polls one of the futures, nor will one
 //! begin to. So their buffers are not accessed after the caller has dropped them.
 //!
-//! A thread that starts late finds nothing to do. The caller does not wait for it: it polls that future itself.
+//! A thread that starts late finds nothing to do. The caller does not wait for it: it polls that future
+//! itself.
 
 use std::any::Any;
 use std::future::Future;
@@ -68,10 +69,10 @@ pub(super) fn poll(workers: &mut Vec<Worker<'_>>, context: &Context<'_>) {
 }
 
 /// The same entry with a lifetime that threads of the runtime accept.
-fn erased<'a>(entry: &'a mut Entry<'_>) -> &'static mut Entry<'static> {
+fn erased(entry: &mut Entry<'_>) -> &'static mut Entry<'static> {
     let entry: *mut Entry<'_> = &raw mut *entry;
-    // SAFETY: only lifetimes differ. `poll` gives the result to its `Round` alone, whose `Ending` removes it or
-    // waits for its last use before the entry is used or dropped again.
+    // SAFETY: only lifetimes differ. `poll` gives the result to its `Round` alone, whose `Ending` removes it
+    // or waits for its last use before the entry is used or dropped again.
     unsafe { &mut *entry.cast::<Entry<'static>>() }
 }
 
