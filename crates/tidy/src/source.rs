@@ -44,7 +44,7 @@ pub const UNSAFE_MODULES: &[&str] = &[
     "crates/ssd/src/engine/uring.rs",
     "crates/ssd/src/jobs.rs",
     "crates/ssd/src/memory.rs",
-    "crates/ssd/tests/disk_log.rs",
+    "crates/ssd/tests/log/disk_log.rs",
     // Gives the memory of slots to a disk of the node.
     "crates/server/src/node/slot_memory.rs",
     // Maps memory and allocates it in blocks.

@@ -344,7 +344,7 @@ async fn readers_beyond_the_shared_memory_are_served() {
     }
 }
 
-/// Concurrent reads of the same object cost the disk one read; `ssd/tests/shared_reads.rs` counts exactly.
+/// Concurrent reads of an object cost the disk one read; `ssd/tests/log/shared_reads.rs` counts exactly.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn concurrent_reads_of_one_object_share_a_disk_read() {
     let folder = place();

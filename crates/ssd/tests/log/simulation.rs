@@ -1,13 +1,12 @@
 //! Plays the log on a simulated disk from seeds, and proves that the simulation detects every mutant.
 
-mod support;
-
 use std::collections::BTreeMap;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use support::{fill, play};
 use tiffin_ssd::Sabotage;
+
+use crate::support::{fill, play};
 
 const EVENTS: u64 = 3000;
 
