@@ -41,8 +41,10 @@ run: ## Build and start a store on loopback (ARGS='--memory 8GiB' adds flags); C
 	@$(CARGO) build --release --locked -p tiffin-cli
 	@exec target/release/tiffin up $(ARGS)
 
+# Tests mostly wait for processes, so lints and links are checked beside them. Cargo lets one command at a time compile: the
+# format is checked first, so that the tests, which are compiled already, take cargo's lock before clippy does.
 test: ## Set up and run every check, as the continuous integration does
-	+@bash .ci/parts fmt 'instructions deny &' wheel 'python &' 'drop-in &' build unit lint docs
+	+@bash .ci/parts 'instructions deny &' wheel 'python &' 'drop-in &' build 'unit &' fmt lint docs
 
 check-fmt: .venv/ready # Is everything formatted?
 	$(CARGO) fmt --all --check
