@@ -61,9 +61,18 @@ impl Cluster {
     }
 }
 
+/// The bytes of `pattern` repeat after so many.
+const PERIOD_BYTES: usize = 1 << 16;
+
 /// Bytes that identify their object and offset.
 pub(crate) fn pattern(seed: usize, len: usize) -> Vec<u8> {
-    (0..len).map(|at| (at.wrapping_mul(31) ^ (at >> 8) ^ seed.wrapping_mul(97)) as u8).collect()
+    let byte = |at: usize| (at.wrapping_mul(31) ^ (at >> 8) ^ seed.wrapping_mul(97)) as u8;
+    let mut bytes: Vec<u8> = (0..len.min(PERIOD_BYTES)).map(byte).collect();
+    // One by one, megabytes would take most of the time of these tests.
+    while bytes.len() < len {
+        bytes.extend_from_within(..bytes.len().min(len - bytes.len()));
+    }
+    bytes
 }
 
 /// A put that is never evicted.
