@@ -3,19 +3,23 @@
 //!
 //! Each connection alone is bounded, but there may be thousands. Small messages need no space of a budget. A
 //! large one waits for space for all of itself before its bytes are read, so that two never wait for each
-//! other; then it must arrive within [`RECEIVE_TIME_MAX`]. A connection whose replies exceed the budget is
-//! closed: its peers do not read.
+//! other; then it must arrive within [`RECEIVE_TIME_MAX`]. The wait has a limit, too: the other connections of
+//! the credential may send large messages without end. A request that gets no space is refused, and its bytes
+//! are dropped as they arrive. A connection whose replies exceed the budget is closed: its peers do not read.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::time::timeout;
 
 /// Maximum bytes of the large messages that arrive, and of the replies that wait.
 const BYTES_MAX: usize = 256 << 20;
 /// A message up to this size needs no space.
 pub(crate) const SMALL_BYTES_MAX: usize = 32 << 10;
+/// How long a large message waits for space.
+const WAIT_TIME_MAX: Duration = Duration::from_secs(20);
 /// Time limit of a large message, from the moment at which it has space.
 pub(crate) const RECEIVE_TIME_MAX: Duration = Duration::from_secs(60);
 
@@ -23,6 +27,7 @@ pub(crate) const RECEIVE_TIME_MAX: Duration = Duration::from_secs(60);
 #[derive(Debug)]
 pub struct Budget {
     bytes_max: usize,
+    wait_max: Duration,
     /// In KiB.
     receiving: Arc<Semaphore>,
     receiving_waited: AtomicU64,
@@ -43,20 +48,20 @@ pub struct BudgetUse {
 
 impl Default for Budget {
     fn default() -> Self {
-        Self::new(BYTES_MAX)
+        Self::new(BYTES_MAX, WAIT_TIME_MAX)
     }
 }
 
 impl Budget {
-    /// A budget of so many bytes in each direction.
+    /// A budget of so many bytes in each direction. A large message waits for that long.
     #[must_use]
-    pub fn new(bytes_max: usize) -> Self {
+    pub fn new(bytes_max: usize, wait_max: Duration) -> Self {
         let receiving = Arc::new(Semaphore::new(bytes_max >> 10));
         let (receiving_waited, sending, sending_refused) = Default::default();
-        Self { bytes_max, receiving, receiving_waited, sending, sending_refused }
+        Self { bytes_max, wait_max, receiving, receiving_waited, sending, sending_refused }
     }
 
-    /// Waits for space for a large message.
+    /// Waits for space for a large message; `None` if there is none in time.
     pub(crate) async fn receive(&self, bytes: usize) -> Option<OwnedSemaphorePermit> {
         // One that is larger than all of it is received alone.
         let kib = u32::try_from(bytes.min(self.bytes_max) >> 10).unwrap_or(u32::MAX);
@@ -65,7 +70,7 @@ impl Budget {
         }
         self.receiving_waited.fetch_add(1, Ordering::Relaxed);
         // The semaphore is never closed.
-        Arc::clone(&self.receiving).acquire_many_owned(kib).await.ok()
+        timeout(self.wait_max, Arc::clone(&self.receiving).acquire_many_owned(kib)).await.ok()?.ok()
     }
 
     /// A connection has so many bytes to send, after `before`. Returns whether it may.

@@ -75,6 +75,8 @@ pub struct Inbox {
     space: Option<(OwnedSemaphorePermit, Instant)>,
     /// The same of the last message, until the next one is awaited.
     handled: Option<(OwnedSemaphorePermit, Instant)>,
+    /// How many bytes of a refused message are still to be dropped.
+    dropping: usize,
 }
 
 /// The side of a connection.
@@ -186,8 +188,9 @@ pub(crate) fn split(mut stream: Stream, side: Side, payload_bytes_max: usize) ->
         runtime: Handle::current(),
     });
     let outbox = Outbox { shared: shared.clone() };
-    let (readable, trace, space, handled) = Default::default();
-    let inbox = Inbox { shared, readable, buffer, taken: 0, payload_bytes_max, side, trace, space, handled };
+    let (readable, trace, space, handled, taken, dropping) = Default::default();
+    let inbox =
+        Inbox { shared, readable, buffer, taken, payload_bytes_max, side, trace, space, handled, dropping };
     (outbox, inbox)
 }
 
@@ -417,7 +420,8 @@ impl Inbox {
         self.handled = None;
         loop {
             if self.side == Side::Accepting {
-                self.shared.wait_for(|queue| queue.bytes <= BACKLOG_BYTES_MAX).await;
+                let backlog = self.shared.wait_for(|queue| queue.bytes <= BACKLOG_BYTES_MAX);
+                in_time(self.space.as_ref(), backlog).await?;
             }
             if let Some(message) = self.pop()? {
                 self.handled = self.space.take();
@@ -427,12 +431,11 @@ impl Inbox {
             }
             // The last one may have no reply yet.
             self.shared.send_gathered();
-            self.make_space().await?;
+            if let Some(refused) = self.make_space().await? {
+                return Ok(refused);
+            }
             let readable = self.readable()?;
-            let mut ready = match &self.space {
-                None => readable.ready().await?,
-                Some((_, until)) => timeout_at(*until, readable.ready()).await.map_err(|_| Ended::Slow)??,
-            };
+            let mut ready = in_time(self.space.as_ref(), readable.ready()).await??;
             match self.read(Stream::try_read) {
                 Ok(true) => ready.clear_ready(),
                 Ok(false) => {}
@@ -442,18 +445,25 @@ impl Inbox {
         }
     }
 
-    /// Waits until the budget has space for the message that is arriving, if it is a large one.
-    async fn make_space(&mut self) -> Result<(), Ended> {
-        let Some(budget) = self.shared.budget.get() else { return Ok(()) };
+    /// Waits until the budget has space for the message that is arriving, if it is a large one. If there is
+    /// none in time, a request is refused here; a reply becomes a refusal, which is returned.
+    async fn make_space(&mut self) -> Result<Option<Incoming>, Ended> {
+        let Some(budget) = self.shared.budget.get().filter(|_| self.dropping == 0) else { return Ok(None) };
         let waiting = self.buffer.get(self.taken..).unwrap_or_default();
-        let Some((head, _)) = waiting.split_first_chunk::<HEADER_BYTES>() else { return Ok(()) };
-        let bytes = frame::decode_header(head)?.len as usize;
+        let Some((head, _)) = waiting.split_first_chunk::<HEADER_BYTES>() else { return Ok(None) };
+        let header = frame::decode_header(head)?;
+        let bytes = header.len as usize;
         if bytes <= SMALL_BYTES_MAX || self.space.is_some() {
-            return Ok(());
+            return Ok(None);
         }
-        let space = budget.receive(bytes).await.ok_or(Ended::Closed)?;
-        self.space = Some((space, Instant::now() + RECEIVE_TIME_MAX));
-        Ok(())
+        if let Some(space) = budget.receive(bytes).await {
+            self.space = Some((space, Instant::now() + RECEIVE_TIME_MAX));
+            return Ok(None);
+        }
+        self.dropping = HEADER_BYTES + bytes;
+        let message = "the large messages of this token's other connections take all the memory for them";
+        let message = format!("{message}\n\nhint: try again, send smaller batches, or use fewer connections");
+        Ok(self.refuse(&header, Refusal { reason: Reason::Busy, message }))
     }
 
     /// The next message that has arrived completely.
@@ -467,6 +477,9 @@ impl Inbox {
     /// The same, also after the end of the connection.
     fn decode(&mut self) -> Result<Option<Incoming>, Ended> {
         loop {
+            if self.dropping > 0 {
+                self.drop_refused();
+            }
             let waiting = self.buffer.get(self.taken..).unwrap_or_default();
             let Some((head, rest)) = waiting.split_first_chunk::<HEADER_BYTES>() else {
                 frame::check_start(waiting)?;
@@ -481,16 +494,7 @@ impl Inbox {
             frame::verify(&header, payload)?;
             self.trace = tiffin_proto::trace_of(payload);
             let decoded = tiffin_proto::decode(&header, payload);
-            self.taken += HEADER_BYTES + len;
-            if self.taken == self.buffer.len() {
-                self.taken = 0;
-                self.buffer.clear();
-                let is_shared = self.shared.budget.get().is_some();
-                let idle_max = if is_shared { SHARED_IDLE_BYTES_MAX } else { IDLE_BYTES_MAX };
-                if self.buffer.capacity() > idle_max {
-                    self.buffer = Vec::new();
-                }
-            }
+            self.take_bytes(HEADER_BYTES + len);
             match decoded {
                 Ok(message) => return Ok(Some(message)),
                 Err(error) if self.is_unproven() && !header.reply => {
@@ -503,6 +507,27 @@ impl Inbox {
                 }
             }
         }
+    }
+
+    /// So many bytes of the buffer are not needed any more.
+    fn take_bytes(&mut self, bytes: usize) {
+        self.taken += bytes;
+        if self.taken == self.buffer.len() {
+            self.taken = 0;
+            self.buffer.clear();
+            let is_shared = self.shared.budget.get().is_some();
+            let idle_max = if is_shared { SHARED_IDLE_BYTES_MAX } else { IDLE_BYTES_MAX };
+            if self.buffer.capacity() > idle_max {
+                self.buffer = Vec::new();
+            }
+        }
+    }
+
+    /// Drops what has arrived of a refused message.
+    fn drop_refused(&mut self) {
+        let bytes = self.dropping.min(self.buffer.len() - self.taken);
+        self.dropping -= bytes;
+        self.take_bytes(bytes);
     }
 
     /// Reads into the buffer. Returns whether that was less than it had space for.
@@ -567,7 +592,11 @@ impl Inbox {
         if permits_line() {
             tracing::warn!(peer = %self.shared.peer, %error, "a message does not decode");
         }
-        let refusal = Reply::Refused(Refusal { reason: Reason::Invalid, message: error.to_string() });
+        self.refuse(header, Refusal { reason: Reason::Invalid, message: error.to_string() })
+    }
+
+    fn refuse(&self, header: &Header, refusal: Refusal) -> Option<Incoming> {
+        let refusal = Reply::Refused(refusal);
         if header.reply {
             return Some(Incoming::Reply(header.id, refusal));
         }
@@ -579,6 +608,17 @@ impl Inbox {
 impl Drop for Inbox {
     fn drop(&mut self) {
         self.shared.close();
+    }
+}
+
+/// Waits for something, but not beyond the time in which a large message must arrive.
+async fn in_time<T>(
+    space: Option<&(OwnedSemaphorePermit, Instant)>,
+    wait: impl Future<Output = T>,
+) -> Result<T, Ended> {
+    match space {
+        None => Ok(wait.await),
+        Some((_, until)) => timeout_at(*until, wait).await.map_err(|_| Ended::Slow),
     }
 }
 

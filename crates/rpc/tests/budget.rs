@@ -13,10 +13,11 @@ use tokio::io::AsyncWriteExt;
 use tokio::time::Instant;
 
 const MIB: usize = 1 << 20;
-
 /// Far enough that only a hang reaches it.
+const MINUTE: Duration = Duration::from_secs(60);
+
 fn patient() -> Instant {
-    Instant::now() + Duration::from_secs(60)
+    Instant::now() + MINUTE
 }
 
 /// Both ends of a connection whose credential has this budget.
@@ -73,7 +74,7 @@ async fn half_request(budget: &Arc<Budget>) -> (tokio::net::TcpStream, tokio::ta
 #[tokio::test]
 async fn large_messages_of_a_credential_are_bounded_together() {
     // There is space for one of them, and most of another one.
-    let budget = Arc::new(Budget::new(2 * MIB));
+    let budget = Arc::new(Budget::new(2 * MIB, MINUTE));
     let (half, receiving) = half_request(&budget).await;
     let ((_outbox, mut inbox), dialed) = pair(&budget).await;
     // A small one needs no space.
@@ -102,8 +103,33 @@ async fn large_messages_of_a_credential_are_bounded_together() {
 }
 
 #[tokio::test]
+async fn large_message_without_space_is_refused() {
+    // It waits for no time, and the other connection's message never ends.
+    let budget = Arc::new(Budget::new(2 * MIB, Duration::ZERO));
+    let (half, receiving) = half_request(&budget).await;
+    let ((_outbox, mut inbox), mut dialed) = pair(&budget).await;
+    // At the limit.
+    dialed.outbox.request(RequestId(1), &request(MIB - 4096)).unwrap();
+    assert!(matches!(inbox.next().await, Some(Incoming::Request(RequestId(1), _))));
+    // One beyond is refused, and the connection goes on with the next request.
+    dialed.outbox.request(RequestId(2), &request(MIB + 4096)).unwrap();
+    dialed.outbox.request(RequestId(3), &request(100)).unwrap();
+    assert!(matches!(inbox.next().await, Some(Incoming::Request(RequestId(3), _))));
+    let Some(Incoming::Reply(RequestId(2), Reply::Refused(refusal))) = dialed.inbox.next().await else {
+        panic!("it is not refused")
+    };
+    assert_eq!(refusal.reason, tiffin_types::message::Reason::Busy);
+    assert!(refusal.message.contains("hint: "));
+    // Its sender may try again.
+    drop(half);
+    receiving.await.unwrap();
+    dialed.outbox.request(RequestId(4), &request(MIB + 4096)).unwrap();
+    assert!(matches!(inbox.next().await, Some(Incoming::Request(RequestId(4), _))));
+}
+
+#[tokio::test]
 async fn peers_of_a_credential_that_do_not_read_lose_connections() {
-    let budget = Arc::new(Budget::new(8 * MIB));
+    let budget = Arc::new(Budget::new(8 * MIB, MINUTE));
     let large = Reply::Refused(tiffin_types::message::Refusal {
         reason: tiffin_types::message::Reason::Invalid,
         message: "x".repeat(6 * MIB),
