@@ -331,6 +331,8 @@ tiffin_sabotage::variants! {
         ReplaceNewer: "a late registration replaces no newer node";
         /// The master remembers removals of any size.
         RememberAnySize: "the history of removals is bounded in bytes";
+        /// The master handles all items of a large batch, and ends all pins of an owner, in one turn.
+        HandleAtOnce: "large batches are handled in pieces";
         /// The master explains all keys of a question in one answer.
         ExplainAll: "an answer explains a bounded number of keys";
         /// The master lets any number of requests of one client wait.
@@ -365,6 +367,8 @@ tiffin_sabotage::variants! {
         LeaseAnyNumber: "the leases of a client and of a namespace are bounded";
         /// The master lets a namespace have any number of pins.
         PinAnyNumber: "the pins of a namespace are bounded";
+        /// The namespaces of a token may each have as many pins as one may.
+        PinsOfEachNamespace: "the pins of a token are bounded";
         /// Promotions that wait begin in the order in which they were requested.
         PromoteInOrder: "promotions of namespaces take turns";
         /// Objects are written through in the order in which they were put.

@@ -1,7 +1,9 @@
 //! A master with one node, both ends of whose connection are simulated here: the minimum that drives the
 //! production path, so that the benchmark measures the master.
 
-use tiffin_core::master::{Effect, Event, Master, MasterConfig, TierConfig};
+#![expect(dead_code, reason = "each benchmark uses a part")]
+
+use tiffin_core::master::{Effect, Event, Master, MasterConfig, PIECE_OBJECTS_MAX, TierConfig};
 use tiffin_types::message::{
     Allocated, Announce, ClientToMaster, CommitItem, Decide, DecideItem, Exists, Hello, MasterToMember,
     MemberToMaster, NodeInfo, PutOptions, Register, Reply, Request, Reserve, ReserveItem, ReserveOutcome,
@@ -14,7 +16,7 @@ use tiffin_types::{
 
 const CLIENT: ConnId = ConnId(1);
 const NODE: ConnId = ConnId(2);
-const SEGMENT: SegmentId = SegmentId(7);
+pub(crate) const SEGMENT: SegmentId = SegmentId(7);
 /// Length of every object.
 pub(crate) const OBJECT_BYTES: u64 = 4096;
 /// How long a read protects an object from eviction.
@@ -29,11 +31,36 @@ pub(crate) struct Stage {
     usage: Usage,
     next_id: u64,
     next_stamp: u64,
+    times: Times,
+}
+
+/// The size of pieces.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Pieces {
+    AsShipped,
+    Whole,
+}
+
+/// How long events took, in seconds.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Times {
+    pub(crate) longest: f64,
+    pub(crate) all: f64,
+    pub(crate) count: u32,
 }
 
 impl Stage {
     /// A master with an empty node that has space for `objects_max` objects.
     pub(crate) fn new(objects_max: u64) -> Self {
+        Self::with(objects_max, Pieces::AsShipped)
+    }
+
+    /// The same, with pieces of that size.
+    pub(crate) fn with(objects_max: u64, pieces: Pieces) -> Self {
+        let piece_objects_max = match pieces {
+            Pieces::AsShipped => PIECE_OBJECTS_MAX,
+            Pieces::Whole => usize::MAX,
+        };
         let config = MasterConfig {
             epoch: 1,
             instance: 1,
@@ -46,7 +73,7 @@ impl Stage {
             strict_leases: false,
             lease_grace_ms: 10_000,
             owed_page_max: tiffin_core::master::OWED_PAGE_MAX,
-            piece_objects_max: tiffin_core::master::PIECE_OBJECTS_MAX,
+            piece_objects_max,
             limits: tiffin_core::master::LimitsConfig::default(),
             soft_pin_ms: 1000,
             evict_soft_pinned: true,
@@ -59,7 +86,8 @@ impl Stage {
         };
         let capacity = objects_max * OBJECT_BYTES;
         let usage = Usage { capacity, free: capacity, ..Usage::default() };
-        let mut stage = Self { master: Master::new(config), now: Tick(1), usage, next_id: 0, next_stamp: 0 };
+        let (master, times) = (Master::new(config), Times::default());
+        let mut stage = Self { master, now: Tick(1), usage, next_id: 0, next_stamp: 0, times };
         let hello = Hello { client: ClientId(9), namespace: "default".into(), ..Hello::default() };
         stage.master.handle(stage.now, Event::Opened(CLIENT, hello));
         let hello = Hello { role: Role::Node, ..Hello::default() };
@@ -85,6 +113,13 @@ impl Stage {
     /// The reply to a client's request.
     pub(crate) fn client(&mut self, request: ClientToMaster) -> Reply {
         self.ask(CLIENT, request).expect("the master replies")
+    }
+
+    /// The same, and how long each event took that the request caused.
+    pub(crate) fn timed(&mut self, request: ClientToMaster) -> (Reply, Times) {
+        self.times = Times::default();
+        let reply = self.client(request);
+        (reply, self.times)
     }
 
     /// Commits new objects, as if their bytes had been written, without reservations.
@@ -139,14 +174,23 @@ impl Stage {
     fn ask(&mut self, conn: ConnId, request: impl Into<Request>) -> Option<Reply> {
         self.next_id += 1;
         let id = RequestId(self.next_id);
-        self.master.handle(self.now, Event::Request(conn, id, request.into()));
+        self.handle(Event::Request(conn, id, request.into()));
         let mut answer = None;
-        while let Some(effect) = self.master.poll_effect() {
+        loop {
+            let Some(effect) = self.master.poll_effect() else {
+                if !self.master.has_work() {
+                    break;
+                }
+                let began = std::time::Instant::now();
+                self.master.work(self.now);
+                self.count(began);
+                continue;
+            };
             match effect {
                 Effect::Reply(to, of, reply) if (to, of) == (conn, id) => answer = Some(reply),
                 Effect::Ask(to, of, request) | Effect::SendLedger(to, of, request) => {
                     let reply = self.node(request);
-                    self.master.handle(self.now, Event::Reply(to, of, reply));
+                    self.handle(Event::Reply(to, of, reply));
                 }
                 Effect::Persist(_) | Effect::Restart(_) => panic!("nothing of this master is saved"),
                 Effect::Reply(..)
@@ -157,6 +201,19 @@ impl Stage {
             }
         }
         answer
+    }
+
+    fn handle(&mut self, event: Event) {
+        let began = std::time::Instant::now();
+        self.master.handle(self.now, event);
+        self.count(began);
+    }
+
+    fn count(&mut self, began: std::time::Instant) {
+        let took = began.elapsed().as_secs_f64();
+        self.times.longest = self.times.longest.max(took);
+        self.times.all += took;
+        self.times.count += 1;
     }
 
     /// The node: it has space whenever the master assumes so.

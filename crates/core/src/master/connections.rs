@@ -5,12 +5,8 @@
 use std::collections::{BTreeMap, BTreeSet, btree_map::Entry};
 use std::sync::Arc;
 
-use super::catalog::{LabelIndex, NamespaceIndex, NodeIndex};
-use crate::{
-    ClientId, ConnId, SegmentId,
-    message::Hello,
-    sabotage::{Sabotage, sabotaged},
-};
+use super::catalog::{LabelIndex, NamespaceIndex, NodeIndex, TokenId};
+use crate::{ClientId, ConnId, SegmentId, message::Hello};
 
 /// The process at the other end of a connection.
 #[derive(Debug)]
@@ -47,14 +43,6 @@ pub(super) enum Sharer {
     Token(TokenId),
 }
 
-/// Identifies a token that is limited to namespaces, while the master runs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct TokenId(pub u64);
-
-/// The objects that take turns together: see [`Connections::turn_group`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct TurnGroup(pub(super) u64);
-
 /// All connections.
 #[derive(Debug, Default)]
 pub(super) struct Connections {
@@ -70,8 +58,6 @@ pub(super) struct Connections {
     same_process: BTreeSet<ConnId>,
     /// The tokens of connections that are about to open.
     tokens: BTreeMap<ConnId, TokenId>,
-    /// The token that used a namespace last, of those that are limited to namespaces.
-    token_of: BTreeMap<NamespaceIndex, TokenId>,
     labels: Labels,
 }
 
@@ -81,18 +67,21 @@ impl Connections {
         self.clients.insert(client, conn)
     }
 
-    /// A client connects.
-    pub(super) fn open_client(&mut self, conn: ConnId, hello: Hello, namespace: NamespaceIndex) {
+    /// A client connects. Returns its token, if that is limited to namespaces.
+    pub(super) fn open_client(
+        &mut self,
+        conn: ConnId,
+        hello: Hello,
+        namespace: NamespaceIndex,
+    ) -> Option<TokenId> {
         let token = self.tokens.remove(&conn);
         let Hello { client, home, host, mut label, .. } = hello;
         label.truncate(label.floor_char_boundary(LABEL_BYTES_MAX));
         let index = self.labels.intern(&label, token);
-        if let Some(token) = token {
-            self.token_of.insert(namespace, token);
-        }
         let caller = Caller { client, namespace, home, host, label, index, token };
         *self.by_namespace.entry(namespace).or_default() += 1;
         self.parties.insert(conn, Party::Client(Arc::new(caller)));
+        token
     }
 
     /// A member connects, registers, or leaves.
@@ -158,17 +147,6 @@ impl Connections {
 
     pub(super) fn set_token(&mut self, conn: ConnId, token: TokenId) {
         self.tokens.insert(conn, token);
-    }
-
-    /// Those that take turns together: all namespaces that a token has used last, or this one.
-    pub(super) fn turn_group(&self, namespace: NamespaceIndex, sabotage: Sabotage) -> TurnGroup {
-        let token = self.token_of.get(&namespace).filter(|_| !sabotaged!(sabotage, TurnsOfEachNamespace));
-        // Namespaces have fewer bits, so that no token has the number of one.
-        TurnGroup(token.map_or(namespace.number(), |it| it.0 | 1 << 63))
-    }
-
-    pub(super) fn forget_namespace(&mut self, namespace: NamespaceIndex) {
-        self.token_of.remove(&namespace);
     }
 
     pub(super) fn get(&self, conn: ConnId) -> Option<&Party> {

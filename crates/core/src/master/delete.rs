@@ -1,7 +1,8 @@
 //! Deletes, and answers that wait until nodes have retired copies.
 //!
 //! [`Retires`] owns the answers that wait: of deletes, of replacements, of pins and acknowledgements, and
-//! of deletes by pattern ([`delete_matching`](super::delete_matching)).
+//! of deletes by pattern ([`delete_matching`](super::delete_matching)). Large batches are handled a piece at
+//! a time ([`batch`](super::batch)).
 //!
 //! **Invariant:** a delete answers `Deleted` only after every node that holds a copy has withdrawn its
 //! stamp. If a node is not connected or does not reply in time, the answer is `Unconfirmed`. The retires
@@ -11,18 +12,21 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use super::{
     Caller, Objects, OpId,
+    batch::Rest,
     catalog::{NodeIndex, ObjectIndex},
+    changed::{Changed, tell_nodes},
     context::held::{HeldRetire, HeldStage},
     delete_matching::Dropping,
     leases::Acked,
     members::Standing,
+    pin::pin_items,
     refuse,
 };
 use crate::{
-    BATCH_ITEMS_MAX, ConnId, Generation, RequestId, SlotRef, Tick,
+    BATCH_ITEMS_MAX, ConnId, Generation, OWNER_BYTES_MAX, RequestId, SlotRef, Tick,
     message::{
-        Ack, AckOutcome, Cause, CommitOutcome, Delete, DeleteOutcome, DeletedMatching, EndStream, PinOutcome,
-        Reason, Replacement, Reply,
+        Ack, AckOutcome, Cause, CommitOutcome, Delete, DeleteOutcome, DeletedMatching, EndStream, Pin,
+        PinOutcome, Reason, Replacement, Reply,
     },
     sabotage::sabotaged,
 };
@@ -30,25 +34,28 @@ use crate::{
 /// Answers that wait until nodes have retired copies or written attributes.
 #[derive(Debug, Default)]
 pub(super) struct Retires {
-    confirms: BTreeMap<OpId, Confirming>,
+    pub(super) confirms: BTreeMap<OpId, Confirming>,
     pub(super) drops: BTreeMap<OpId, Dropping>,
-    /// Drops in progress, the next one first.
+    /// Drops in progress, and large batches with items that are not handled yet, the next one first.
     pub(super) jobs: VecDeque<OpId>,
 }
 
 /// An answer that waits for nodes to confirm.
 #[derive(Debug)]
-struct Confirming {
-    conn: ConnId,
-    id: RequestId,
-    answer: Answer,
-    outstanding: BTreeSet<RequestId>,
+pub(super) struct Confirming {
+    pub(super) conn: ConnId,
+    pub(super) id: RequestId,
+    pub(super) answer: Answer,
+    pub(super) outstanding: BTreeSet<RequestId>,
     /// Which items of the answer depend on which node.
-    items: BTreeMap<NodeIndex, Vec<usize>>,
-    asked: BTreeMap<RequestId, NodeIndex>,
+    pub(super) items: BTreeMap<NodeIndex, Vec<usize>>,
+    pub(super) asked: BTreeMap<RequestId, NodeIndex>,
     /// Requests that are awaited beyond the deadline.
-    patient: BTreeSet<RequestId>,
-    deadline: Option<Tick>,
+    pub(super) patient: BTreeSet<RequestId>,
+    /// `None` once it has passed.
+    pub(super) deadline: Option<Tick>,
+    /// The items of a large batch that are not handled yet.
+    pub(super) rest: Option<Box<Rest>>,
 }
 
 /// The conditions of an answer.
@@ -194,32 +201,31 @@ impl Retires {
             return o.cx.reply(conn, id, refuse(Reason::Invalid, "the batch is too large"));
         }
         let mut outcomes = Vec::with_capacity(ack.items.len());
-        let (mut gone, mut attributes_set) = (Vec::new(), Vec::new());
-        for (at, item) in ack.items.iter().enumerate() {
-            outcomes.push(match o.leases.ack(&mut o.cx, &mut o.streams, caller, (item, ack)) {
-                Acked::Nothing(outcome) => outcome,
-                Acked::SetAttributes(index) => {
-                    attributes_set.push((at, index));
-                    AckOutcome::Recorded
-                }
-                Acked::Free(index, cause) => {
-                    let replicas = o.take_out_all(index, cause, &caller.label);
-                    gone.extend(replicas.into_iter().map(|replica| (at, replica)));
-                    AckOutcome::Freed
-                }
-            });
+        let changed = ack_items(o, caller, ack, &mut outcomes);
+        self.retire_and_set_attributes(o, (conn, id), Answer::Ack(outcomes), changed, ack.wait_ms);
+    }
+
+    pub(super) fn pin(&mut self, o: &mut Objects, conn: ConnId, id: RequestId, caller: &Caller, pin: &Pin) {
+        if pin.keys.len() > BATCH_ITEMS_MAX || pin.owner.len() > OWNER_BYTES_MAX {
+            let reply = refuse(Reason::Invalid, "the batch is too large, or the owner's name too long");
+            return o.cx.reply(conn, id, reply);
         }
-        if sabotaged!(o.cx.config.sabotage, AckWithoutWriting) {
-            attributes_set.clear();
-        }
-        self.retire_and_set_attributes(
-            o,
-            (conn, id),
-            Answer::Ack(outcomes),
-            gone,
-            &attributes_set,
-            ack.wait_ms,
-        );
+        let (mut outcomes, mut pinned) = (Vec::with_capacity(pin.keys.len()), Vec::new());
+        let changed = pin_items(o, caller, pin, &mut outcomes, &mut pinned);
+        self.retire_and_set_attributes(o, (conn, id), Answer::Pin(outcomes, pinned), changed, pin.wait_ms);
+    }
+
+    /// A node may or may not have written attributes.
+    pub(super) fn attributes_not_set(
+        &mut self,
+        o: &mut Objects,
+        node: NodeIndex,
+        id: RequestId,
+        objects: &[(ObjectIndex, Generation, SlotRef)],
+        op: Option<OpId>,
+    ) {
+        objects.iter().for_each(|(index, ..)| o.unwritten.unconfirmed(*index, node, id));
+        self.unconfirmed(o, node, id, &[], op);
     }
 
     pub(super) fn end_stream(
@@ -235,12 +241,12 @@ impl Retires {
             Err(reply) => return o.cx.reply(conn, id, *reply),
         };
         let matching = DeletedMatching { count: objects.len() as u64, unconfirmed: Vec::new() };
-        let mut gone = Vec::new();
+        let mut changed = Changed::default();
         for object in objects {
             let replicas = o.take_out_all(object, Cause::Deleted, &caller.label);
-            gone.extend(replicas.into_iter().map(|replica| (0, replica)));
+            changed.gone.extend(replicas.into_iter().map(|replica| (0, replica)));
         }
-        self.retire_and_set_attributes(o, (conn, id), Answer::Matching(matching), gone, &[], end.wait_ms);
+        self.retire_and_set_attributes(o, (conn, id), Answer::Matching(matching), changed, end.wait_ms);
     }
 
     pub(super) fn confirm_count(&self) -> usize {
@@ -260,26 +266,8 @@ impl Retires {
             return o.cx.reply(conn, id, reply);
         }
         let mut outcomes = Vec::with_capacity(delete.keys.len());
-        let mut gone = Vec::new();
-        for (item, key) in delete.keys.iter().enumerate() {
-            let index = o.cx.catalog.find(caller.namespace, key);
-            let pending_retires = o.cx.pending_of(caller.namespace, key);
-            outcomes.push(match index {
-                None => DeleteOutcome::Absent,
-                Some(index) if o.cx.lease_refuses(index, delete.force) => DeleteOutcome::Leased,
-                Some(index) => {
-                    let replicas = o.take_out(index, Cause::Deleted, &caller.label);
-                    gone.extend(replicas.into_iter().map(|replica| (item, replica)));
-                    DeleteOutcome::Deleted
-                }
-            });
-            // Copies of earlier objects of that name may still exist; their nodes are asked once more.
-            let refused = outcomes.last() == Some(&DeleteOutcome::Leased);
-            if !refused && !sabotaged!(o.cx.config.sabotage, ForgetPendingRetires) {
-                gone.extend(pending_retires.into_iter().map(|replica| (item, replica)));
-            }
-        }
-        self.retire_and_set_attributes(o, (conn, id), Answer::Delete(outcomes), gone, &[], delete.wait_ms);
+        let changed = delete_items(o, caller, &delete, &mut outcomes);
+        self.retire_and_set_attributes(o, (conn, id), Answer::Delete(outcomes), changed, delete.wait_ms);
     }
 
     /// Retires copies, writes the attributes of objects, and answers when the nodes have confirmed. An item
@@ -289,24 +277,11 @@ impl Retires {
         o: &mut Objects,
         to: (ConnId, RequestId),
         answer: Answer,
-        gone: Vec<(usize, (NodeIndex, SlotRef))>,
-        attributes_set: &[(usize, ObjectIndex)],
+        changed: Changed,
         wait_ms: u64,
     ) {
         let op = o.cx.next_op();
-        let mut items: BTreeMap<NodeIndex, Vec<usize>> = BTreeMap::new();
-        for (item, (node, _)) in &gone {
-            items.entry(*node).or_default().push(*item);
-        }
-        for (item, index) in attributes_set {
-            for (node, _) in o.cx.catalog.get(*index).into_iter().flat_map(|it| o.written_beside(it)) {
-                items.entry(node).or_default().push(*item);
-            }
-        }
-        let gone: Vec<_> = gone.into_iter().map(|(_, replica)| replica).collect();
-        o.cx.note_removed(&gone);
-        let mut asked = o.cx.retire_removed(gone, op);
-        asked.extend(o.send_attributes(attributes_set.iter().map(|it| it.1).collect(), Some(op)));
+        let (items, asked) = tell_nodes(o, op, changed);
         let awaited = Awaited { items, asked, in_any_case: BTreeMap::new(), held: BTreeMap::new() };
         self.answer_when(o, op, to, answer, awaited, wait_ms);
     }
@@ -349,8 +324,8 @@ impl Retires {
         }
         let deadline = o.cx.now.after(wait_ms);
         o.cx.deadlines.list(deadline, op);
-        let deadline = Some(deadline);
-        let confirming = Confirming { conn, id, answer, outstanding, items, asked, patient, deadline };
+        let (deadline, rest) = (Some(deadline), None);
+        let confirming = Confirming { conn, id, answer, outstanding, items, asked, patient, deadline, rest };
         self.confirms.insert(op, confirming);
     }
 
@@ -443,9 +418,7 @@ impl Retires {
         self.drop_confirmed(o, op, id);
         let Some(confirming) = self.confirms.get_mut(&op) else { return };
         confirming.outstanding.remove(&id);
-        if confirming.outstanding.is_empty() {
-            self.end_confirm(o, op);
-        }
+        self.maybe_end_confirm(o, op);
     }
 
     /// A node will not confirm on this connection any more.
@@ -485,9 +458,7 @@ impl Retires {
             let items = confirming.items.get(node).cloned().unwrap_or_default();
             confirming.answer.unconfirmed(&o.cx.members.name(*node), &items);
         }
-        if confirming.outstanding.is_empty() {
-            self.end_confirm(o, op);
-        }
+        self.maybe_end_confirm(o, op);
     }
 
     /// A publication may not have reached its node, so the writer must commit at the node.
@@ -528,7 +499,12 @@ impl Retires {
         }
     }
 
-    fn end_confirm(&mut self, o: &mut Objects, op: OpId) {
+    /// Answers, if nothing is awaited any more and all items are handled.
+    pub(super) fn maybe_end_confirm(&mut self, o: &mut Objects, op: OpId) {
+        let is_over = |it: &Confirming| it.outstanding.is_empty() && it.rest.is_none();
+        if !self.confirms.get(&op).is_some_and(is_over) {
+            return;
+        }
         if let Some(mut confirming) = self.confirms.remove(&op) {
             if let Some(deadline) = confirming.deadline {
                 o.cx.deadlines.strike(deadline, op);
@@ -537,4 +513,63 @@ impl Retires {
             confirming.answer.send(o, (confirming.conn, confirming.id));
         }
     }
+}
+
+/// Removes objects, and appends the outcomes.
+fn delete_items(
+    o: &mut Objects,
+    caller: &Caller,
+    delete: &Delete,
+    outcomes: &mut Vec<DeleteOutcome>,
+) -> Changed {
+    let mut gone = Vec::new();
+    for key in &delete.keys {
+        let item = outcomes.len();
+        let index = o.cx.catalog.find(caller.namespace, key);
+        let pending_retires = o.cx.pending_of(caller.namespace, key);
+        outcomes.push(match index {
+            None => DeleteOutcome::Absent,
+            Some(index) if o.cx.lease_refuses(index, delete.force) => DeleteOutcome::Leased,
+            Some(index) => {
+                let replicas = o.take_out(index, Cause::Deleted, &caller.label);
+                gone.extend(replicas.into_iter().map(|replica| (item, replica)));
+                DeleteOutcome::Deleted
+            }
+        });
+        // Copies of earlier objects of that name may still exist; their nodes are asked once more.
+        let refused = outcomes.last() == Some(&DeleteOutcome::Leased);
+        if !refused && !sabotaged!(o.cx.config.sabotage, ForgetPendingRetires) {
+            gone.extend(pending_retires.into_iter().map(|replica| (item, replica)));
+        }
+    }
+    Changed { gone, ..Changed::default() }
+}
+
+/// Acknowledges samples, and appends the outcomes.
+pub(super) fn ack_items(
+    o: &mut Objects,
+    caller: &Caller,
+    ack: &Ack,
+    outcomes: &mut Vec<AckOutcome>,
+) -> Changed {
+    let mut changed = Changed::default();
+    for item in &ack.items {
+        let at = outcomes.len();
+        outcomes.push(match o.leases.ack(&mut o.cx, &mut o.streams, caller, (item, ack)) {
+            Acked::Nothing(outcome) => outcome,
+            Acked::SetAttributes(index) => {
+                changed.attributes_set.push((at, index));
+                AckOutcome::Recorded
+            }
+            Acked::Free(index, cause) => {
+                let replicas = o.take_out_all(index, cause, &caller.label);
+                changed.gone.extend(replicas.into_iter().map(|replica| (at, replica)));
+                AckOutcome::Freed
+            }
+        });
+    }
+    if sabotaged!(o.cx.config.sabotage, AckWithoutWriting) {
+        changed.attributes_set.clear();
+    }
+    changed
 }

@@ -1,11 +1,12 @@
-//! Deletes of all objects that match a pattern, a piece at a time.
+//! Deletes of all objects that match a pattern, and ends of all pins of an owner, a piece at a time.
 //!
 //! A namespace may hold millions of objects, and other clients must be served meanwhile. So such a delete
 //! is a job: each piece removes a bounded number of objects, and the shell calls [`Master::work`] for the
 //! next one after it has served other requests. Only a few messages of a job are in flight at a time, so
 //! that other requests to the nodes are not delayed either.
 //!
-//! **Invariant:** a job removes only objects that existed when it began.
+//! **Invariant:** a job removes only objects that existed when it began. It may end pins that are set while
+//! it runs.
 //!
 //! **Invariant:** a job runs to its end even if its client is gone. It is answered when every node has
 //! confirmed, or when its deadline has passed and every name is removed.
@@ -14,17 +15,18 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::{
     Caller, Master, Objects, OpId,
-    catalog::{NamespaceIndex, NodeIndex},
+    catalog::{NamespaceIndex, NodeIndex, ObjectIndex},
     delete::{Answer, Retires},
     departures::depart,
     members::Standing,
     pending_retires::PendingRetire,
+    pin::PinsLeft,
     refuse,
     resolve::Matcher,
 };
 use crate::{
     ConnId, Generation, Key, RequestId, SlotRef, Tick,
-    message::{Cause, DeleteMatching, DeletedMatching, Reason},
+    message::{Cause, DeleteMatching, DeletedMatching, DropPins, Reason},
     sabotage::sabotaged,
 };
 
@@ -40,16 +42,36 @@ pub(super) struct Dropping {
     conn: ConnId,
     id: RequestId,
     namespace: NamespaceIndex,
-    label: String,
-    matcher: Matcher,
-    force: bool,
-    /// Objects with a greater generation stay.
-    newest: Generation,
+    what: What,
     stage: Phase,
     count: u64,
     unconfirmed: BTreeSet<String>,
     outstanding: BTreeMap<RequestId, NodeIndex>,
     deadline: Tick,
+}
+
+/// What a drop ends.
+enum What {
+    Objects(Matching),
+    /// The pins of this owner.
+    Pins(String),
+}
+
+/// The objects that a drop removes.
+struct Matching {
+    label: String,
+    matcher: Matcher,
+    force: bool,
+    /// Objects with a greater generation stay.
+    newest: Generation,
+}
+
+/// What a piece of a drop has changed: copies that are to be retired, objects whose attributes are to be
+/// written, and how the drop goes on.
+struct Piece {
+    gone: Vec<(NodeIndex, SlotRef)>,
+    attributes_set: Vec<ObjectIndex>,
+    next: Phase,
 }
 
 /// The progress of a drop.
@@ -59,7 +81,9 @@ enum Phase {
     Objects(u64),
     /// Every name is removed. Asks again for pending retires of earlier removals, after this one.
     PendingRetires(PendingRetire),
-    /// All retires were sent.
+    /// Ends pins.
+    Pins(PinsLeft),
+    /// Everything was sent.
     Done,
 }
 
@@ -83,6 +107,7 @@ impl Retires {
             self.jobs.push_back(job);
             if self.is_ready(o, job) {
                 self.drop_piece(o, job);
+                self.batch_piece(o, job);
                 break;
             }
         }
@@ -104,9 +129,9 @@ impl Retires {
         deadlines.filter(|it| *it > now).min()
     }
 
-    /// Number of drops.
-    pub(super) fn drop_count(&self) -> usize {
-        self.drops.len()
+    /// Number of drops and large batches in progress.
+    pub(super) fn job_count(&self) -> usize {
+        self.jobs.len()
     }
 
     /// Number of answers that wait.
@@ -129,20 +154,38 @@ impl Retires {
                 return o.cx.reply(conn, id, reply);
             }
         };
-        let dropping = Dropping {
-            conn,
-            id,
-            namespace: caller.namespace,
+        let what = What::Objects(Matching {
             label: caller.label.clone(),
             matcher,
             force: delete.force,
             newest: Generation { epoch: o.cx.config.epoch, counter: o.next_generation },
-            stage: Phase::Objects(0),
-            count: 0,
-            unconfirmed: BTreeSet::new(),
-            outstanding: BTreeMap::new(),
-            deadline: o.cx.now.after(delete.wait_ms),
-        };
+        });
+        self.begin_drop(o, (conn, id), caller, (what, Phase::Objects(0)), delete.wait_ms);
+    }
+
+    pub(super) fn drop_pins(
+        &mut self,
+        o: &mut Objects,
+        (conn, id): (ConnId, RequestId),
+        caller: &Caller,
+        drop: DropPins,
+    ) {
+        let what = (What::Pins(drop.owner), Phase::Pins(PinsLeft::ALL));
+        self.begin_drop(o, (conn, id), caller, what, drop.wait_ms);
+    }
+
+    fn begin_drop(
+        &mut self,
+        o: &mut Objects,
+        (conn, id): (ConnId, RequestId),
+        caller: &Caller,
+        (what, stage): (What, Phase),
+        wait_ms: u64,
+    ) {
+        let (namespace, deadline) = (caller.namespace, o.cx.now.after(wait_ms));
+        let (count, unconfirmed, outstanding) = Default::default();
+        let dropping =
+            Dropping { conn, id, namespace, what, stage, count, unconfirmed, outstanding, deadline };
         let op = o.cx.next_op();
         if let Err(refusal) = o.cx.wait(op, (conn, id), caller, 0) {
             return o.cx.reply(conn, id, *refusal);
@@ -196,7 +239,7 @@ impl Retires {
             Phase::PendingRetires(after) => {
                 self.is_ready(o, op) && o.cx.pending_retires.after(dropping.namespace, after).next().is_none()
             }
-            Phase::Objects(_) | Phase::Done => false,
+            Phase::Objects(_) | Phase::Pins(_) | Phase::Done => false,
         };
         if is_last && let Some(dropping) = self.drops.get_mut(&op) {
             dropping.stage = Phase::Done;
@@ -204,18 +247,22 @@ impl Retires {
         self.maybe_end_drop(o, op);
     }
 
-    /// Whether the next piece of a drop may be done. It waits for silent nodes no longer, nor for any node
+    /// Whether the next piece of a job may be done. It waits for silent nodes no longer, nor for any node
     /// once the deadline has passed.
     fn is_ready(&self, o: &Objects, op: OpId) -> bool {
-        let Some(dropping) = self.drops.get(&op) else { return false };
         let speaks = |node: &&NodeIndex| {
             let standing = o.cx.members.get(**node).map(|it| it.standing);
             matches!(standing, Some(Standing::Ready | Standing::Joining))
         };
+        let Some(dropping) = self.drops.get(&op) else {
+            let Some(batch) = self.confirms.get(&op) else { return false };
+            let nodes = batch.outstanding.iter().filter_map(|id| batch.asked.get(id));
+            return batch.deadline.is_none() || nodes.filter(speaks).count() < BATCHES_MAX;
+        };
         let waits = dropping.outstanding.values().filter(speaks).count();
         let late = dropping.deadline <= o.cx.now;
         match dropping.stage {
-            Phase::Objects(_) => late || waits < BATCHES_MAX,
+            Phase::Objects(_) | Phase::Pins(_) => late || waits < BATCHES_MAX,
             // Then the retires of the drop itself are confirmed, or their node is known not to confirm.
             Phase::PendingRetires(_) => late || dropping.outstanding.is_empty(),
             Phase::Done => false,
@@ -224,15 +271,16 @@ impl Retires {
 
     fn drop_piece(&mut self, o: &mut Objects, op: OpId) {
         let Some(mut dropping) = self.drops.remove(&op) else { return };
-        let (replicas, stage) = match std::mem::replace(&mut dropping.stage, Phase::Done) {
-            Phase::PendingRetires(after) => self.piece_of_pending_retires(o, &dropping, &after),
-            Phase::Objects(first) => self.piece_of_objects(o, &mut dropping, first),
-            Phase::Done => (Vec::new(), Phase::Done),
-        };
-        dropping.stage = stage;
-        let nodes: BTreeSet<_> = replicas.iter().map(|(node, _)| *node).collect();
-        o.cx.note_removed(&replicas);
-        let asked = o.cx.retire_removed(replicas, op);
+        let stage = std::mem::replace(&mut dropping.stage, Phase::Done);
+        let Piece { gone, attributes_set, next } = dropping.piece(o, stage);
+        dropping.stage = next;
+        let mut nodes: BTreeSet<_> = gone.iter().map(|(node, _)| *node).collect();
+        for object in attributes_set.iter().filter_map(|it| o.cx.catalog.get(*it)) {
+            nodes.extend(o.written_beside(object).map(|it| it.0));
+        }
+        o.cx.note_removed(&gone);
+        let mut asked = o.cx.retire_removed(gone, op);
+        asked.extend(o.send_attributes(attributes_set, Some(op)));
         for node in nodes.into_iter().filter(|node| !asked.values().any(|it| it == node)) {
             dropping.unconfirmed.insert(o.cx.members.name(node));
         }
@@ -241,6 +289,34 @@ impl Retires {
         }
         self.drops.insert(op, dropping);
         self.go_on_dropping(o, op);
+    }
+}
+
+impl Dropping {
+    fn piece(&mut self, o: &mut Objects, stage: Phase) -> Piece {
+        let mut attributes_set = Vec::new();
+        let (gone, next) = match (&self.what, stage) {
+            (What::Objects(matching), Phase::Objects(first)) => {
+                let (count, gone, next) = piece_of_objects(o, self.namespace, matching, first);
+                self.count += count;
+                (gone, next)
+            }
+            (What::Objects(matching), Phase::PendingRetires(after)) => {
+                self.piece_of_pending_retires(o, matching, &after)
+            }
+            (What::Pins(owner), Phase::Pins(left)) => {
+                let max = match sabotaged!(o.cx.config.sabotage, HandleAtOnce) {
+                    true => usize::MAX,
+                    false => o.cx.config.piece_objects_max.max(1),
+                };
+                let (count, objects, left) = o.drop_some_pins((self.namespace, owner.as_str()), left, max);
+                self.count += count;
+                attributes_set = objects;
+                (Vec::new(), if left.is_done() { Phase::Done } else { Phase::Pins(left) })
+            }
+            (What::Objects(_) | What::Pins(_), _) => (Vec::new(), Phase::Done),
+        };
+        Piece { gone, attributes_set, next }
     }
 
     /// Asks the nodes again for pending retires of earlier removals, and the answer waits for them too. A
@@ -254,14 +330,14 @@ impl Retires {
     fn piece_of_pending_retires(
         &self,
         o: &Objects,
-        dropping: &Dropping,
+        matching: &Matching,
         after: &PendingRetire,
     ) -> (Vec<(NodeIndex, SlotRef)>, Phase) {
         let max = o.cx.config.piece_objects_max.max(1);
         let mut replicas = Vec::new();
         let mut last = None;
         for (looked_at, (key, node, slot_ref)) in
-            o.cx.pending_retires.after(dropping.namespace, after).enumerate()
+            o.cx.pending_retires.after(self.namespace, after).enumerate()
         {
             if let Some((key, node, slot_ref)) = last.filter(|_| looked_at >= max) {
                 return (
@@ -270,63 +346,66 @@ impl Retires {
                 );
             }
             last = Some((key, node, slot_ref));
-            let known = || dropping.unconfirmed.contains(&o.cx.members.name(node));
+            let known = || self.unconfirmed.contains(&o.cx.members.name(node));
             let is_saved = || o.cx.members.get(node).is_some_and(|it| it.is_saved(slot_ref));
             let forgets = sabotaged!(o.cx.config.sabotage, DropWithoutOwing)
                 || sabotaged!(o.cx.config.sabotage, KeepHeldCopies);
             let is_lost = o.cx.members.is_leaving(node);
-            let wanted = !is_lost && dropping.matcher.matches(key) && (!known() || !is_saved() && !forgets);
-            let wanted = wanted && !waits_for_successor(o, dropping, key, (node, slot_ref));
+            let wanted = !is_lost && matching.matcher.matches(key) && (!known() || !is_saved() && !forgets);
+            let wanted = wanted && !waits_for_successor(o, (self.namespace, matching), key, (node, slot_ref));
             replicas.extend(wanted.then_some((node, slot_ref)));
         }
         (replicas, Phase::Done)
     }
+}
 
-    fn piece_of_objects(
-        &mut self,
-        o: &mut Objects,
-        dropping: &mut Dropping,
-        first: u64,
-    ) -> (Vec<(NodeIndex, SlotRef)>, Phase) {
-        let max = o.cx.config.piece_objects_max.max(1);
-        let newer_too = sabotaged!(o.cx.config.sabotage, DropNewer);
-        let (mut victims, mut matched) = (Vec::new(), 0);
-        let next = o.cx.catalog.page(first, max.saturating_mul(SCAN_FACTOR), |index, object| {
-            if victims.len() == max {
-                return false;
-            }
-            let is_old = object.generation() <= dropping.newest || newer_too;
-            if object.namespace() != dropping.namespace || !is_old {
-                return true;
-            }
-            if !dropping.matcher.affords(object.key(), &mut matched, o.cx.config.sabotage) {
-                return false;
-            }
-            victims.extend(dropping.matcher.matches(object.key()).then_some(index));
-            true
-        });
-        victims.retain(|&index| !o.cx.lease_refuses(index, dropping.force));
-        dropping.count += victims.len() as u64;
-        let taken =
-            victims.into_iter().flat_map(|index| o.take_out_all(index, Cause::Deleted, &dropping.label));
-        let replicas = taken.collect();
-        (
-            replicas,
-            if next == 0 { Phase::PendingRetires(PendingRetire::default()) } else { Phase::Objects(next) },
-        )
-    }
+/// Removes objects. Returns how many, their copies, and how the drop goes on.
+fn piece_of_objects(
+    o: &mut Objects,
+    namespace: NamespaceIndex,
+    matching: &Matching,
+    first: u64,
+) -> (u64, Vec<(NodeIndex, SlotRef)>, Phase) {
+    let max = o.cx.config.piece_objects_max.max(1);
+    let newer_too = sabotaged!(o.cx.config.sabotage, DropNewer);
+    let (mut victims, mut matched) = (Vec::new(), 0);
+    let next = o.cx.catalog.page(first, max.saturating_mul(SCAN_FACTOR), |index, object| {
+        if victims.len() == max {
+            return false;
+        }
+        let is_old = object.generation() <= matching.newest || newer_too;
+        if object.namespace() != namespace || !is_old {
+            return true;
+        }
+        if !matching.matcher.affords(object.key(), &mut matched, o.cx.config.sabotage) {
+            return false;
+        }
+        victims.extend(matching.matcher.matches(object.key()).then_some(index));
+        true
+    });
+    victims.retain(|&index| !o.cx.lease_refuses(index, matching.force));
+    let count = victims.len() as u64;
+    let taken = victims.into_iter().flat_map(|index| o.take_out_all(index, Cause::Deleted, &matching.label));
+    let gone = taken.collect();
+    let pending_retires = || Phase::PendingRetires(PendingRetire::default());
+    (count, gone, if next == 0 { pending_retires() } else { Phase::Objects(next) })
 }
 
 /// Whether a copy belongs to an object whose successor is not stored yet. The drop has spared the successor,
 /// or the object itself was put since the drop began.
-fn waits_for_successor(o: &Objects, dropping: &Dropping, key: &Key, copy: (NodeIndex, SlotRef)) -> bool {
+fn waits_for_successor(
+    o: &Objects,
+    (namespace, matching): (NamespaceIndex, &Matching),
+    key: &Key,
+    copy: (NodeIndex, SlotRef),
+) -> bool {
     if !o.cx.held_retires.has(copy) {
         return false;
     }
     let sabotage = o.cx.config.sabotage;
-    let successor = o.cx.catalog.find(dropping.namespace, key).and_then(|index| o.cx.catalog.get(index));
-    let is_spared = successor.is_some_and(|it| it.generation() <= dropping.newest);
-    let is_new = o.cx.pending_retires.generation(copy) > dropping.newest;
+    let successor = o.cx.catalog.find(namespace, key).and_then(|index| o.cx.catalog.get(index));
+    let is_spared = successor.is_some_and(|it| it.generation() <= matching.newest);
+    let is_new = o.cx.pending_retires.generation(copy) > matching.newest;
     is_spared && !sabotaged!(sabotage, DropReplaced) || is_new && !sabotaged!(sabotage, DropReplacedSince)
 }
 

@@ -24,8 +24,7 @@ use std::collections::{BTreeMap, BTreeSet, btree_map::Entry};
 
 use super::{
     Caller,
-    catalog::{NamespaceIndex, NodeIndex, Object, ObjectIndex},
-    connections::TokenId,
+    catalog::{NamespaceIndex, NodeIndex, Object, ObjectIndex, TokenId},
     context::Context,
     limits::subtract_one,
     refuse,

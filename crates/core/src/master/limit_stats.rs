@@ -84,6 +84,12 @@ fn of_memory(o: &Objects) -> Vec<LimitStat> {
             number(pins.max().unwrap_or(0)),
             reached.pins,
         ),
+        LimitStat::new(
+            "pins_per_token",
+            number(limits.pins_token_max),
+            number(o.cx.catalog.pins_of_tokens().values().copied().max().unwrap_or(0)),
+            reached.pins_token,
+        ),
     ]
 }
 

@@ -5,7 +5,11 @@
 
 use std::collections::{BTreeMap, BTreeSet, btree_map::Entry};
 
-use super::{Caller, Context, OpId, catalog::NamespaceIndex, connections::TokenId, refuse};
+use super::{
+    Caller, Context, OpId,
+    catalog::{NamespaceIndex, TokenId},
+    refuse,
+};
 use crate::{
     BATCH_KEY_BYTES_MAX, ClientId, ConnId, Key, RequestId,
     message::{ClientToMaster, Reason, Reply, Reserve, ReserveItem},
@@ -44,6 +48,8 @@ pub struct LimitsConfig {
     pub leases_token_max: usize,
     /// Maximum number of pins in one namespace: of all owners on all objects.
     pub pins_namespace_max: u64,
+    /// The same in all namespaces that clients of one token have used last, if it is limited to namespaces.
+    pub pins_token_max: u64,
 }
 
 impl Default for LimitsConfig {
@@ -63,6 +69,7 @@ impl Default for LimitsConfig {
             leases_namespace_max: 1 << 18,
             leases_token_max: 1 << 18,
             pins_namespace_max: 1 << 22,
+            pins_token_max: 1 << 22,
         }
     }
 }
@@ -77,6 +84,7 @@ pub(super) struct Limits {
     pub(super) reservations_token: u64,
     pub(super) reserved_share: u64,
     pub(super) pins: u64,
+    pub(super) pins_token: u64,
     pub(super) guarantees: u64,
     /// Requests of clients that could not wait for the reports of members.
     pub(super) reports: u64,
@@ -320,7 +328,7 @@ pub(super) fn refuse_too_many(cx: &mut Context, caller: &Caller, reserve: &Reser
     } else if of_token.saturating_add(more) > limits.reservations_token_max && caller.token.is_some() {
         ("holder of the token", &mut counts.reservations_token, of_token)
     } else {
-        return refuse_pins(cx, caller.namespace, reserve);
+        return refuse_pins(cx, caller, reserve);
     };
     if !is_checked {
         return None;
@@ -330,19 +338,29 @@ pub(super) fn refuse_too_many(cx: &mut Context, caller: &Caller, reserve: &Reser
     Some(refuse(Reason::Busy, &message))
 }
 
-fn refuse_pins(cx: &mut Context, namespace: NamespaceIndex, reserve: &Reserve) -> Option<Reply> {
+fn refuse_pins(cx: &mut Context, caller: &Caller, reserve: &Reserve) -> Option<Reply> {
     let pinned = reserve.items.iter().filter(|it| it.options.hard_pin).count() as u64;
-    if pinned == 0 || has_pins_left(cx, namespace, pinned) {
+    if pinned == 0 || has_pins_left(cx, (caller.namespace, caller.token), pinned) {
         return None;
     }
-    Some(refuse(Reason::Busy, "the namespace would have too many pins: end some first"))
+    Some(refuse(Reason::Busy, "the namespace, or the token, would have too many pins: end some first"))
 }
 
-/// Whether a namespace may have so many more pins.
-pub(super) fn has_pins_left(cx: &mut Context, namespace: NamespaceIndex, more: u64) -> bool {
+/// Whether a client of that token may have so many more pins in its namespace.
+pub(super) fn has_pins_left(
+    cx: &mut Context,
+    (namespace, token): (NamespaceIndex, Option<TokenId>),
+    more: u64,
+) -> bool {
+    let limits = cx.config.limits;
     let pins = cx.catalog.namespace(namespace).map_or(0, |it| it.pins);
-    let has = pins.saturating_add(more) <= cx.config.limits.pins_namespace_max
+    let of_token = token.and_then(|it| cx.catalog.pins_of_tokens().get(&it).copied()).unwrap_or(0);
+    let namespace_has = pins.saturating_add(more) <= limits.pins_namespace_max
         || sabotaged!(cx.config.sabotage, PinAnyNumber);
-    cx.limits.pins += u64::from(!has);
-    has
+    let token_has = token.is_none()
+        || of_token.saturating_add(more) <= limits.pins_token_max
+        || sabotaged!(cx.config.sabotage, PinsOfEachNamespace);
+    cx.limits.pins += u64::from(!namespace_has);
+    cx.limits.pins_token += u64::from(namespace_has && !token_has);
+    namespace_has && token_has
 }

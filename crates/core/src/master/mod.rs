@@ -11,7 +11,9 @@
 //! **Invariant:** a message on a connection that was closed or replaced changes nothing.
 
 mod answers;
+mod batch;
 mod catalog;
+mod changed;
 mod commit;
 mod connections;
 mod context;
@@ -49,8 +51,8 @@ mod why;
 use std::sync::Arc;
 
 pub use crate::saved::{Saved, SavedMember, SavedPolicy};
+pub use catalog::TokenId;
 use catalog::{LabelIndex, NamespaceIndex, NodeIndex};
-pub use connections::TokenId;
 use connections::{Caller, Party};
 use context::Context;
 pub use context::cluster::CLUSTER_IDS_MAX;
@@ -115,8 +117,8 @@ pub struct MasterConfig {
     /// Maximum number of retires in one reply to a returning member, not counting those of announced
     /// objects.
     pub owed_page_max: usize,
-    /// Maximum number of objects that one piece of a drop or of a departure removes, and that expire at one
-    /// event, see [`Master::work`].
+    /// Maximum number of objects that one piece of a drop, of a departure or of a large batch handles, and
+    /// that expire at one event, see [`Master::work`].
     pub piece_objects_max: usize,
     /// The limits of clients and namespaces.
     pub limits: LimitsConfig,
@@ -586,7 +588,8 @@ impl Master {
                     self.lose_sight(client);
                     self.objects.client_broke(client, false);
                 }
-                self.objects.cx.connections.open_client(conn, hello, namespace);
+                let token = self.objects.cx.connections.open_client(conn, hello, namespace);
+                token.into_iter().for_each(|it| self.objects.cx.catalog.set_token(namespace, it));
             }
         }
     }
@@ -639,6 +642,7 @@ impl Master {
         let request = why::shortened(request, self.objects.cx.config.sabotage);
         let (o, operations) = (&mut self.objects, &mut self.operations);
         let Some(request) = operations.parking.park(o, (conn, id), namespace, request) else { return };
+        let Some(request) = operations.retires.begin_batch(o, (conn, id), caller, request) else { return };
         o.remove_named(namespace, &request);
         let reply = match request {
             ClientToMaster::Reserve(reserve) => {
@@ -651,9 +655,9 @@ impl Master {
             ClientToMaster::DeleteMatching(delete) => {
                 return operations.retires.delete_matching(o, conn, id, caller, &delete);
             }
-            ClientToMaster::Pin(pin) => return operations.retires.pin(o, conn, id, namespace, &pin),
+            ClientToMaster::Pin(pin) => return operations.retires.pin(o, conn, id, caller, &pin),
             ClientToMaster::DropPins(drop) => {
-                return operations.retires.drop_pins(o, conn, id, namespace, &drop);
+                return operations.retires.drop_pins(o, (conn, id), caller, drop);
             }
             ClientToMaster::Await(until) => return operations.watches.watch(o, (conn, id), caller, until),
             ClientToMaster::Why(it) => return operations.explanations.why(o, (conn, id), caller, &it.keys),

@@ -110,7 +110,6 @@ impl Objects {
         if are_many && self.is_unused(index) && !sabotaged!(self.cx.config.sabotage, KeepNamespaces) {
             self.cx.catalog.forget_namespace(index);
             self.cx.quotas.forget_namespace(index);
-            self.cx.connections.forget_namespace(index);
             self.leases.forget_namespace(index);
         }
     }

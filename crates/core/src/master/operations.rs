@@ -47,7 +47,7 @@ impl Operations {
     pub(super) fn check(&self, o: &Objects) -> Result<(), String> {
         let parts = [
             self.reservations.queued_count(),
-            self.retires.drop_count(),
+            self.retires.job_count(),
             self.watches.len(),
             self.explanations.len(),
             o.tier.waiting_count(),

@@ -3,104 +3,112 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::{
-    Objects, OpId, Retires, Wait,
-    catalog::{NamespaceIndex, NodeIndex, Object, ObjectIndex},
-    delete::Answer,
+    Caller, Objects, OpId, Wait,
+    catalog::{NamespaceIndex, NodeIndex, Object, ObjectIndex, TokenId},
+    changed::Changed,
     departures::remove_departed,
     limits::has_pins_left,
-    refuse,
 };
 use crate::{
-    ATTRIBUTES_MAX, BATCH_ITEMS_MAX, ConnId, Generation, OWNER_BYTES_MAX, RequestId, SlotRef,
+    ATTRIBUTES_MAX, Generation, RequestId, SlotRef,
     attributes::Attributes,
-    message::{AttributesItem, DeletedMatching, DropPins, MasterToMember, Pin, PinOutcome, Reason},
+    message::{AttributesItem, MasterToMember, Pin, PinOutcome},
     sabotage::sabotaged,
 };
 
 /// Maximum number of objects whose attributes one message writes.
 const ATTRIBUTES_ITEMS_MAX: usize = 1 << 13;
 
-impl Retires {
-    pub(super) fn pin(
-        &mut self,
-        o: &mut Objects,
-        conn: ConnId,
-        id: RequestId,
-        namespace: NamespaceIndex,
-        pin: &Pin,
-    ) {
-        if pin.keys.len() > BATCH_ITEMS_MAX || pin.owner.len() > OWNER_BYTES_MAX {
-            let reply = refuse(Reason::Invalid, "the batch is too large, or the owner's name too long");
-            return o.cx.reply(conn, id, reply);
-        }
-        let mut outcomes = Vec::with_capacity(pin.keys.len());
-        let mut attributes_set = Vec::new();
-        for (item, key) in pin.keys.iter().enumerate() {
-            let index = o.cx.catalog.find(namespace, key);
-            let Some(index) = index else {
-                outcomes.push(PinOutcome::Absent);
-                continue;
-            };
-            let outcome = o.pin_one(index, &pin.owner, pin.on);
-            // Unchanged pins too: not all nodes may have written them yet.
-            if outcome != PinOutcome::TooMany {
-                attributes_set.push((item, index));
-            }
-            outcomes.push(outcome);
-        }
-        if sabotaged!(o.cx.config.sabotage, PinWithoutWriting) {
-            attributes_set.clear();
-        }
-        let generation = |index| o.cx.catalog.get(index).map(Object::generation);
-        // A pin that has ended may have kept an object that expires now.
-        let pinned = attributes_set.iter().filter(|_| pin.on);
-        let pinned = pinned.filter_map(|&(item, index)| Some((item, index, generation(index)?)));
-        let answer = Answer::Pin(outcomes, pinned.collect());
-        self.retire_and_set_attributes(o, (conn, id), answer, Vec::new(), &attributes_set, pin.wait_ms);
-    }
+/// Where a drop of all pins of an owner goes on.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct PinsLeft {
+    /// The next object whose attributes may not be written. `None` once all are sent again.
+    unwritten: Option<ObjectIndex>,
+    /// The next object that may be pinned.
+    pinned: Option<ObjectIndex>,
+}
 
-    pub(super) fn drop_pins(
-        &mut self,
-        o: &mut Objects,
-        conn: ConnId,
-        id: RequestId,
-        namespace: NamespaceIndex,
-        drop: &DropPins,
-    ) {
-        let mut pinned = o.cx.catalog.pinned_by(namespace, &drop.owner);
-        pinned.iter().for_each(|index| remove_departed(o, *index));
-        pinned.retain(|index| o.cx.catalog.get(*index).is_some());
-        let count = pinned.len() as u64;
-        for &index in &pinned {
-            o.pin_one(index, &drop.owner, false);
-        }
-        // An earlier call may have ended these pins without a confirmation from all nodes. So a repeated
-        // call waits for all unwritten attributes of the namespace, whichever call changed them.
-        let is_here = |it: &ObjectIndex| o.cx.catalog.get(*it).is_some_and(|it| it.namespace() == namespace);
-        let unwritten = o.unwritten.objects().filter(is_here);
-        let attributes_set: BTreeSet<_> = pinned.into_iter().chain(unwritten).collect();
-        let attributes_set: Vec<_> = attributes_set.into_iter().map(|index| (0, index)).collect();
-        let answer = Answer::Matching(DeletedMatching { count, unconfirmed: Vec::new() });
-        self.retire_and_set_attributes(o, (conn, id), answer, Vec::new(), &attributes_set, drop.wait_ms);
-    }
+impl PinsLeft {
+    /// All of them.
+    pub(super) const ALL: Self = Self { unwritten: Some(ObjectIndex::MIN), pinned: Some(ObjectIndex::MIN) };
 
-    /// A node may or may not have written attributes.
-    pub(super) fn attributes_not_set(
-        &mut self,
-        o: &mut Objects,
-        node: NodeIndex,
-        id: RequestId,
-        objects: &[(ObjectIndex, Generation, SlotRef)],
-        op: Option<OpId>,
-    ) {
-        objects.iter().for_each(|(index, ..)| o.unwritten.unconfirmed(*index, node, id));
-        self.unconfirmed(o, node, id, &[], op);
+    pub(super) fn is_done(&self) -> bool {
+        self.unwritten.is_none() && self.pinned.is_none()
     }
 }
 
+/// Sets or ends pins, and appends the outcomes, and those that are set.
+pub(super) fn pin_items(
+    o: &mut Objects,
+    caller: &Caller,
+    pin: &Pin,
+    outcomes: &mut Vec<PinOutcome>,
+    pinned: &mut Vec<(usize, ObjectIndex, Generation)>,
+) -> Changed {
+    let mut attributes_set = Vec::new();
+    for key in &pin.keys {
+        let Some(index) = o.cx.catalog.find(caller.namespace, key) else {
+            outcomes.push(PinOutcome::Absent);
+            continue;
+        };
+        let outcome = o.pin_one(index, &pin.owner, pin.on, caller.token);
+        // Unchanged pins too: not all nodes may have written them yet.
+        if outcome != PinOutcome::TooMany {
+            attributes_set.push((outcomes.len(), index));
+        }
+        outcomes.push(outcome);
+    }
+    if sabotaged!(o.cx.config.sabotage, PinWithoutWriting) {
+        attributes_set.clear();
+    }
+    // A pin that has ended may have kept an object that expires now.
+    if pin.on {
+        let generation = |index| o.cx.catalog.get(index).map(Object::generation);
+        pinned.extend(
+            attributes_set.iter().filter_map(|&(item, index)| Some((item, index, generation(index)?))),
+        );
+    }
+    Changed { attributes_set, ..Changed::default() }
+}
+
 impl Objects {
-    /// Sets or ends one pin, unless it is in that state already.
-    fn pin_one(&mut self, index: ObjectIndex, owner: &str, on: bool) -> PinOutcome {
+    /// Ends some pins of an owner: at most `max`. Returns how many, the objects whose attributes must be
+    /// written, and what is left.
+    pub(super) fn drop_some_pins(
+        &mut self,
+        (namespace, owner): (NamespaceIndex, &str),
+        left: PinsLeft,
+        max: usize,
+    ) -> (u64, Vec<ObjectIndex>, PinsLeft) {
+        let PinsLeft { mut unwritten, mut pinned } = left;
+        let (mut count, mut objects) = (0, BTreeSet::new());
+        // An earlier call may have ended these pins without a confirmation from all nodes. So a repeated
+        // call waits for all unwritten attributes of the namespace, whichever call changed them.
+        if let Some(first) = unwritten {
+            let (found, next) = self.unwritten.page(first, max);
+            let is_here =
+                |it: &ObjectIndex| self.cx.catalog.get(*it).is_some_and(|it| it.namespace() == namespace);
+            objects.extend(found.into_iter().filter(is_here));
+            unwritten = next;
+        }
+        if let Some(first) = pinned.filter(|_| unwritten.is_none()) {
+            let (found, next) = self.cx.catalog.pinned_by(namespace, owner, first, max);
+            for index in found {
+                remove_departed(self, index);
+                if self.cx.catalog.get(index).is_some() {
+                    count += 1;
+                    self.pin_one(index, owner, false, None);
+                    objects.insert(index);
+                }
+            }
+            pinned = next;
+        }
+        (count, objects.into_iter().collect(), PinsLeft { unwritten, pinned })
+    }
+
+    /// Sets or ends one pin, unless it is in that state already. `token`: that of the client, if it is
+    /// limited to namespaces.
+    fn pin_one(&mut self, index: ObjectIndex, owner: &str, on: bool, token: Option<TokenId>) -> PinOutcome {
         let Some(object) = self.cx.catalog.get(index) else { return PinOutcome::Absent };
         let mut attributes = object.attributes().cloned().unwrap_or_default();
         match (attributes.pins.iter().any(|it| it == owner), on) {
@@ -110,7 +118,8 @@ impl Objects {
         }
         if on {
             let namespace = object.namespace();
-            if attributes.pins.len() >= ATTRIBUTES_MAX || !has_pins_left(&mut self.cx, namespace, 1) {
+            let whose = (namespace, token);
+            if attributes.pins.len() >= ATTRIBUTES_MAX || !has_pins_left(&mut self.cx, whose, 1) {
                 return PinOutcome::TooMany;
             }
             attributes.pins.push(owner.to_owned());

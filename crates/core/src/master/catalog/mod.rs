@@ -33,7 +33,7 @@ use crate::{
     attributes::Attributes,
     message::{OWNERS_MAX, OwnerStat},
     names::{NIL, Names},
-    sabotage::Sabotage,
+    sabotage::{Sabotage, sabotaged},
 };
 
 /// The index of a node in the master's table. Reused only after all references to it are gone.
@@ -80,6 +80,14 @@ impl NamespaceIndex {
     }
 }
 
+/// Identifies a token that is limited to namespaces, while the master runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct TokenId(pub u64);
+
+/// The objects that take turns together: see [`Namespace::turn_group`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct TurnGroup(pub(super) u64);
+
 /// Number of names that are looked up together: the data that they touch fits into the L1 cache.
 pub(super) const TOGETHER: usize = 64;
 /// Minimum number of names for which the steps pay off.
@@ -125,9 +133,36 @@ fn subtract(owners: &mut Owners, owner: (NamespaceIndex, String), len: u64) {
     }
 }
 
-fn count_pin(namespaces: &mut [Namespace], namespace: NamespaceIndex, change: i64) {
+impl Namespace {
+    /// Those that take turns together: all namespaces that a token has used last, or this one.
+    pub(super) fn turn_group(&self, sabotage: Sabotage) -> TurnGroup {
+        let token = self.token.filter(|_| !sabotaged!(sabotage, TurnsOfEachNamespace));
+        // Namespaces have fewer bits, so that no token has the number of one.
+        TurnGroup(token.map_or(self.index.number(), |it| it.0 | 1 << 63))
+    }
+}
+
+fn count_pin(
+    namespaces: &mut [Namespace],
+    of_tokens: &mut BTreeMap<TokenId, u64>,
+    namespace: NamespaceIndex,
+    change: i64,
+) {
     let found = namespaces.get_mut(namespace.position()).filter(|it| it.index == namespace);
-    found.into_iter().for_each(|it| it.pins = it.pins.wrapping_add_signed(change));
+    let Some(found) = found else { return };
+    found.pins = found.pins.wrapping_add_signed(change);
+    if let Some(token) = found.token {
+        count_pins_of(of_tokens, token, change);
+    }
+}
+
+/// Changes the number of pins of a token. None is zero.
+fn count_pins_of(of_tokens: &mut BTreeMap<TokenId, u64>, token: TokenId, change: i64) {
+    let pins = of_tokens.entry(token).or_default();
+    *pins = pins.wrapping_add_signed(change);
+    if *pins == 0 {
+        of_tokens.remove(&token);
+    }
 }
 
 /// One namespace's name and totals.
@@ -142,6 +177,8 @@ pub(super) struct Namespace {
     pub(super) committed: u64,
     /// Number of its hard pins, of all owners.
     pub(super) pins: u64,
+    /// The token that used it last, of those that are limited to namespaces.
+    token: Option<TokenId>,
 }
 
 /// The results of names that were looked up together, in their order.
@@ -166,6 +203,8 @@ pub(super) struct Catalog {
     pins: BTreeSet<(NamespaceIndex, String, u32)>,
     /// The totals of the hard pins, by owner.
     owners: Owners,
+    /// The number of hard pins in the namespaces of each token. None is zero.
+    pins_of_tokens: BTreeMap<TokenId, u64>,
     /// Objects that are to have more than one copy.
     copied: u64,
     /// An object of these has lost a copy, or began with fewer.
@@ -198,6 +237,7 @@ impl Catalog {
             expiries: Expiries::new(wall_ms, sabotage),
             pins: BTreeSet::new(),
             owners: Owners::new(),
+            pins_of_tokens: BTreeMap::new(),
             tier_changes: None,
             copied: 0,
             has_lost_copy: false,
@@ -232,8 +272,9 @@ impl Catalog {
             None => {
                 assert!(self.namespaces.len() < 1 << POSITION_BITS, "too many namespaces");
                 let index = NamespaceIndex(self.namespaces.len() as u32);
+                let (objects, bytes, committed, pins, token) = Default::default();
                 let name = name.to_owned();
-                self.namespaces.push(Namespace { index, name, objects: 0, bytes: 0, committed: 0, pins: 0 });
+                self.namespaces.push(Namespace { index, name, objects, bytes, committed, pins, token });
                 index
             }
         };
@@ -245,6 +286,7 @@ impl Catalog {
     pub(super) fn forget_namespace(&mut self, index: NamespaceIndex) {
         let namespace = self.namespaces.get_mut(index.position()).filter(|it| it.index == index);
         if let Some(namespace) = namespace.filter(|it| it.objects == 0 && !it.name.is_empty()) {
+            namespace.token = None;
             self.namespace_names.remove(&std::mem::take(&mut namespace.name));
             self.free_positions.push_back(index.position());
         }
@@ -278,6 +320,21 @@ impl Catalog {
 
     pub(super) fn namespace_name(&self, index: NamespaceIndex) -> &str {
         self.namespace(index).map_or("", |it| it.name.as_str())
+    }
+
+    /// A client of a token that is limited to namespaces uses a namespace. From now on its pins are those of
+    /// that token.
+    pub(super) fn set_token(&mut self, index: NamespaceIndex, token: TokenId) {
+        let namespace = self.namespaces.get_mut(index.position()).filter(|it| it.index == index);
+        let Some(namespace) = namespace.filter(|it| it.token != Some(token)) else { return };
+        let (before, pins) = (namespace.token.replace(token), namespace.pins.cast_signed());
+        before.into_iter().for_each(|it| count_pins_of(&mut self.pins_of_tokens, it, -pins));
+        count_pins_of(&mut self.pins_of_tokens, token, pins);
+    }
+
+    /// The number of hard pins in the namespaces that each token has used last. None is zero.
+    pub(super) fn pins_of_tokens(&self) -> &BTreeMap<TokenId, u64> {
+        &self.pins_of_tokens
     }
 
     pub(super) fn soft_pinned(&self) -> u64 {
@@ -344,7 +401,7 @@ impl Catalog {
             for owner in &attributes.pins {
                 self.pins.insert((namespace, owner.clone(), index));
                 self.owners.entry((namespace, owner.clone())).or_default().add(len);
-                count_pin(&mut self.namespaces, namespace, 1);
+                count_pin(&mut self.namespaces, &mut self.pins_of_tokens, namespace, 1);
             }
         }
         self.names.insert(hash, index);
@@ -366,7 +423,7 @@ impl Catalog {
             for owner in &attributes.pins {
                 self.pins.remove(&(object.namespace(), owner.clone(), index.0));
                 subtract(&mut self.owners, (object.namespace(), owner.clone()), object.len());
-                count_pin(&mut self.namespaces, object.namespace(), -1);
+                count_pin(&mut self.namespaces, &mut self.pins_of_tokens, object.namespace(), -1);
             }
         }
         if let Some(namespace) = self.namespaces.get_mut(object.namespace().position()) {
@@ -450,14 +507,14 @@ impl Catalog {
         for owner in &attributes.pins {
             if self.pins.insert((namespace, owner.clone(), index.0)) {
                 self.owners.entry((namespace, owner.clone())).or_default().add(len);
-                count_pin(&mut self.namespaces, namespace, 1);
+                count_pin(&mut self.namespaces, &mut self.pins_of_tokens, namespace, 1);
             }
         }
         let pins = attributes.pins.clone();
         for owner in object.set_attributes(attributes).pins.into_iter().filter(|it| !pins.contains(it)) {
             if self.pins.remove(&(namespace, owner.clone(), index.0)) {
                 subtract(&mut self.owners, (namespace, owner), len);
-                count_pin(&mut self.namespaces, namespace, -1);
+                count_pin(&mut self.namespaces, &mut self.pins_of_tokens, namespace, -1);
             }
         }
         self.objects.get(index.0).into_iter().for_each(|it| self.expiries.list(index.0, it));
@@ -480,11 +537,18 @@ impl Catalog {
         owners
     }
 
-    /// Everything that an owner pins in a namespace.
-    pub(super) fn pinned_by(&self, namespace: NamespaceIndex, owner: &str) -> Vec<ObjectIndex> {
-        let first = (namespace, owner.to_owned(), 0);
+    /// What an owner pins in a namespace, from an object on: at most `max`, and the next one.
+    pub(super) fn pinned_by(
+        &self,
+        namespace: NamespaceIndex,
+        owner: &str,
+        first: ObjectIndex,
+        max: usize,
+    ) -> (Vec<ObjectIndex>, Option<ObjectIndex>) {
+        let first = (namespace, owner.to_owned(), first.0);
         let last = (namespace, owner.to_owned(), NIL);
-        self.pins.range(first..=last).map(|(_, _, index)| ObjectIndex(*index)).collect()
+        let mut all = self.pins.range(first..=last).map(|(_, _, index)| ObjectIndex(*index));
+        (all.by_ref().take(max).collect(), all.next())
     }
 
     /// Notes from now on which tiers objects enter and leave.

@@ -15,8 +15,8 @@ use crate::{
     ClientId, SlotRef, is_within_share,
     master::{
         OpId,
-        catalog::{LabelIndex, NamespaceIndex, NodeIndex},
-        connections::{Caller, TokenId},
+        catalog::{LabelIndex, NamespaceIndex, NodeIndex, TokenId},
+        connections::Caller,
         pending_retires::{SLOT_REF_MAX, SLOT_REF_MIN},
         stream::StreamIndex,
     },

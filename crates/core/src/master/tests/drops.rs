@@ -1,9 +1,10 @@
 //! Drops in pieces, answers that wait for nodes, and puts whose clients no longer wait.
 
 use super::*;
+use crate::attributes::Consumption;
 use crate::message::{
-    CommitOutcome, Delete, DeleteMatching, DeleteOutcome, DeletedMatching, Pattern, PutOptions, Replacement,
-    Reserve, ReserveItem, ReserveOutcome,
+    Ack, AckItem, AckOutcome, CommitOutcome, Delete, DeleteMatching, DeleteOutcome, DeletedMatching,
+    DropPins, Pattern, Pin, PinOutcome, PutOptions, Replacement, Reserve, ReserveItem, ReserveOutcome,
 };
 
 impl Cluster {
@@ -405,4 +406,118 @@ fn drop_spares_what_was_put_since_and_replaced() {
 #[test]
 fn mutant_of_later_predecessors_is_noticed() {
     assert!(!is_left_after_an_earlier_drop(Sabotage::DropReplacedSince));
+}
+
+fn ten_keys() -> Vec<Key> {
+    (0..10).map(|it| key(&format!("k{it}"))).collect()
+}
+
+fn pin_ten() -> ClientToMaster {
+    ClientToMaster::Pin(Pin { keys: ten_keys(), owner: "run".into(), on: true, wait_ms: 500 })
+}
+
+fn pins(cluster: &Cluster) -> u64 {
+    cluster.limit("pins_per_namespace").used
+}
+
+/// Sends a request about ten objects, of which four are handled at a time. Returns the reply, and a number
+/// after each turn.
+fn turns_of(
+    cluster: &mut Cluster,
+    request: ClientToMaster,
+    number: impl Fn(&Cluster) -> u64,
+) -> (Option<Reply>, Vec<u64>) {
+    let id = cluster.send(request);
+    let mut numbers = vec![number(cluster)];
+    while cluster.work() {
+        assert!(cluster.ask(ClientToMaster::Stat).is_some());
+        cluster.master.check().unwrap();
+        numbers.push(number(cluster));
+    }
+    (cluster.replies.remove(&id), numbers)
+}
+
+/// The pins after each turn of a pin and of the end of all pins, and the objects after each turn of
+/// acknowledgements.
+fn turns_of_batches(sabotage: Sabotage) -> [Vec<u64>; 3] {
+    let mut cluster = in_pieces_of(4, &[64 * UNIT]);
+    cluster.master.objects.cx.config.sabotage = sabotage;
+    cluster.put_many(10);
+    let (reply, pinned) = turns_of(&mut cluster, pin_ten(), pins);
+    assert_eq!(reply, Some(Reply::Pinned(vec![PinOutcome::Done; 10])));
+    let drop = DropPins { owner: "run".into(), wait_ms: 500 };
+    let (reply, unpinned) = turns_of(&mut cluster, ClientToMaster::DropPins(drop), pins);
+    assert_eq!(reply, confirmed(10).map(Reply::DeletedMatching));
+    (0..10).for_each(|it| _ = cluster.delete(&format!("k{it}"), true));
+    let sample = PutOptions { sample: Some(Consumption::Once), ..plain() };
+    let items = (0..10).map(|it| {
+        let name = format!("k{it}");
+        let CommitOutcome::Stored(generation) = cluster.put(&name, 1, sample.clone()) else { panic!() };
+        AckItem { key: key(&name), generation }
+    });
+    let ack = Ack { items: items.collect(), wait_ms: 500, ..Ack::default() };
+    let (reply, acked) = turns_of(&mut cluster, ClientToMaster::Ack(ack), Cluster::left);
+    assert_eq!(reply, Some(Reply::Acked(vec![AckOutcome::Freed; 10])));
+    assert_eq!(cluster.nodes[0].usage().objects, 0);
+    [pinned, unpinned, acked]
+}
+
+#[test]
+fn large_batch_is_handled_in_pieces() {
+    let expected = [vec![4, 8, 10], vec![6, 2, 0], vec![6, 2, 0]];
+    assert_eq!(turns_of_batches(Sabotage::None), expected);
+}
+
+#[cfg(feature = "sabotage")]
+#[test]
+fn mutant_that_handles_batches_at_once_is_noticed() {
+    assert_eq!(turns_of_batches(Sabotage::HandleAtOnce), [vec![10], vec![0], vec![0]]);
+}
+
+#[test]
+fn late_batch_is_handled_to_its_end() {
+    let mut cluster = in_pieces_of(2, &[64 * UNIT]);
+    cluster.put_many(10);
+    cluster.hold_up(0);
+    let id = cluster.send(pin_ten());
+    while cluster.work() {}
+    assert_eq!((cluster.held_up[0].len(), pins(&cluster)), (4, 8), "few messages are in flight");
+    assert!(!cluster.replies.contains_key(&id));
+    cluster.wait(500);
+    while cluster.work() {}
+    let late = PinOutcome::Unconfirmed(vec!["node1".into()]);
+    assert_eq!(cluster.replies.remove(&id), Some(Reply::Pinned(vec![late; 10])));
+    assert_eq!((pins(&cluster), cluster.master.has_work()), (10, false));
+    cluster.let_go(0);
+    cluster.master.check().unwrap();
+}
+
+#[test]
+fn batch_of_a_client_that_is_gone_is_handled_to_its_end() {
+    let mut cluster = in_pieces_of(2, &[64 * UNIT]);
+    cluster.put_many(10);
+    cluster.send(pin_ten());
+    cluster.event(Event::Closed(CLIENT));
+    while cluster.work() {}
+    assert_eq!((pins(&cluster), cluster.master.waiting_count()), (10, 0));
+    cluster.master.check().unwrap();
+}
+
+#[test]
+fn repeated_drop_of_pins_waits_for_unwritten_attributes() {
+    let mut cluster = in_pieces_of(2, &[64 * UNIT]);
+    (0..6).for_each(|it| _ = cluster.put(&format!("k{it}"), 1, pinned()));
+    let owner = pinned().owner;
+    let drop = || ClientToMaster::DropPins(DropPins { owner: owner.clone(), wait_ms: 500 });
+    cluster.hold_up(0);
+    let first = cluster.send(drop());
+    while cluster.work() {}
+    cluster.wait(500);
+    assert_eq!(cluster.dropped(first), unconfirmed(6, "node1"));
+    let second = cluster.send(drop());
+    while cluster.work() {}
+    assert_eq!(cluster.dropped(second), None, "the node has not written them");
+    cluster.let_go(0);
+    while cluster.work() {}
+    assert_eq!(cluster.dropped(second), confirmed(0));
 }

@@ -9,7 +9,7 @@ use super::{
 use crate::{
     attributes::Consumption,
     master::unreported::{CLIENTS_PARKED_MAX, PARKED_MAX},
-    message::{Demotion, Lease, LeaseItem, Policy, Resource},
+    message::{Demotion, Lease, LeaseItem, Pin, PinOutcome, Policy, Resource},
 };
 
 const TOKEN: Option<TokenId> = Some(TokenId(1));
@@ -183,6 +183,50 @@ fn leases_of_a_token_are_bounded_in_number() {
     conns.iter().for_each(|it| cluster.event(Event::Closed(*it)));
 }
 
+/// How many of three pinned objects each of three clients can put, and then pins of an object that is there.
+/// Two have one token, of which four pins are the limit, and namespaces of their own. One has another token.
+fn pins_of_a_token(sabotage: Sabotage) -> [[usize; 2]; 3] {
+    let mut cluster = Cluster::with(&[32 * UNIT], |it| {
+        it.limits.pins_token_max = 4;
+        it.sabotage = sabotage;
+    });
+    let conns = [(0, TOKEN), (1, TOKEN), (2, ANOTHER)].map(|(it, token)| cluster.open_with(it, token));
+    assert!(conns.iter().all(|it| cluster.put_from(*it, "plain", plain())));
+    let pin = |cluster: &mut Cluster, conn: ConnId| {
+        let pin = Pin { keys: vec![key("plain")], owner: "run".into(), on: true, wait_ms: 500 };
+        cluster.ask_from(conn, ClientToMaster::Pin(pin)) == Some(Reply::Pinned(vec![PinOutcome::Done]))
+    };
+    let put = |cluster: &mut Cluster, conn: ConnId, name: &str| {
+        let items = vec![ReserveItem { key: key(name), len: UNIT, options: pinned() }];
+        let reserve = ClientToMaster::Reserve(Reserve { items, ..Reserve::default() });
+        let is_refused = matches!(cluster.ask_from(conn, reserve), Some(Reply::Refused(_)));
+        !is_refused && cluster.put_from(conn, name, pinned())
+    };
+    let counts = conns.map(|conn| {
+        let by_put = (0..3).filter(|it| put(&mut cluster, conn, &it.to_string())).count();
+        [by_put, usize::from(pin(&mut cluster, conn))]
+    });
+    if sabotage == Sabotage::None {
+        let stat = cluster.limit("pins_per_token");
+        assert_eq!((stat.max, stat.used, stat.reached), (4, 4, 4));
+        // A pin that ends leaves a place, and a client without such a token does not notice.
+        let delete = Delete { keys: vec![key("0")], force: true, wait_ms: 500 };
+        assert!(cluster.ask_from(conns[0], ClientToMaster::Delete(delete)).is_some());
+        assert!(put(&mut cluster, conns[1], "more"));
+        let (other, client) = (ConnId(600), ClientId(600));
+        let hello = Hello { client, namespace: "namespace 1".into(), ..Hello::default() };
+        cluster.event(Event::Opened(other, hello));
+        assert!(pin(&mut cluster, other));
+        assert_eq!(cluster.limit("pins_per_token").used, 5, "it counts for the token of its namespace");
+    }
+    counts
+}
+
+#[test]
+fn pins_of_a_token_are_bounded() {
+    assert_eq!(pins_of_a_token(Sabotage::None), [[3, 1], [0, 0], [3, 1]]);
+}
+
 /// How many requests of two clients of one token, and then of another client, wait for a member that is away.
 fn deferred(sabotage: Sabotage) -> [usize; 2] {
     let mut cluster = Cluster::durable(&[10 * UNIT]);
@@ -242,6 +286,7 @@ fn mutants_of_tokens_are_noticed() {
     assert_eq!(waiting_of_a_token(Sabotage::TokenWaitsAnyhow), 4);
     assert_eq!(waiting_bytes(Sabotage::WaitWithAnyBytes), [3, 3]);
     assert_eq!(reserved_by_a_token(Sabotage::ShareOfEachClient), [30, 1, 0]);
+    assert_eq!(pins_of_a_token(Sabotage::PinsOfEachNamespace), [[3, 1]; 3]);
     assert_eq!(deferred(Sabotage::DeferForOne), [PARKED_MAX, 0]);
     assert_ne!(turns_beside_a_token(Sabotage::TurnsOfEachNamespace), [6, 7]);
 }

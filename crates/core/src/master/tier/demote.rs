@@ -184,7 +184,8 @@ impl Demotions {
             if let Some(home) = home {
                 let is_anyone = sabotaged!(cx.config.sabotage, WriteThroughInOrder);
                 let (namespace, client) = (object.namespace(), object.writer());
-                let group = cx.connections.turn_group(namespace, cx.config.sabotage);
+                let group = cx.catalog.namespace(namespace).map(|it| it.turn_group(cx.config.sabotage));
+                let group = group.unwrap_or_default();
                 let owner = Owner { namespace, group, client, is_anyone };
                 let list = self.write_through.entry(home).or_default();
                 list.push(owner, object.len(), (index, object.generation()));

@@ -15,8 +15,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::{Tier, promote::Begun};
 use crate::master::{
-    catalog::{NodeIndex, Object, ObjectIndex},
-    connections::TurnGroup,
+    catalog::{NodeIndex, Object, ObjectIndex, TurnGroup},
     context::Context,
 };
 use crate::{ClientId, Generation, Tick, message::PrefetchOutcome, sabotage::sabotaged};
@@ -199,7 +198,8 @@ impl Tier {
         let since = since.unwrap_or(cx.now);
         let until = since.after(cx.config.tier.memory_wait_ms);
         let Some(namespace) = cx.catalog.get(index).map(Object::namespace) else { return self.skip() };
-        let group = cx.connections.turn_group(namespace, cx.config.sabotage);
+        let group = cx.catalog.namespace(namespace).map(|it| it.turn_group(cx.config.sabotage));
+        let group = group.unwrap_or_default();
         let queue = &mut self.promotions.queue;
         let is_full = queue.is_full(cx, group);
         let throttle = &self.promotions.throttle;

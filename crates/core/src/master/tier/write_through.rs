@@ -13,10 +13,7 @@ use tiffin_throttle::Turns;
 
 use crate::{
     Generation,
-    master::{
-        catalog::{LabelIndex, NamespaceIndex, ObjectIndex},
-        connections::TurnGroup,
-    },
+    master::catalog::{LabelIndex, NamespaceIndex, ObjectIndex, TurnGroup},
 };
 
 /// Maximum number of objects that are listed for one memory.
@@ -41,7 +38,7 @@ pub(super) enum Entry {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Owner {
     pub(super) namespace: NamespaceIndex,
-    /// See [`Connections::turn_group`](crate::master::connections::Connections::turn_group).
+    /// See [`Namespace::turn_group`](crate::master::catalog::Namespace::turn_group).
     pub(super) group: TurnGroup,
     pub(super) client: LabelIndex,
     /// All owners have one turn: a mutant.
