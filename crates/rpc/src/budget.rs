@@ -3,9 +3,10 @@
 //!
 //! Each connection alone is bounded, but there may be thousands. Small messages need no space of a budget. A
 //! large one waits for space for all of itself before its bytes are read, so that two never wait for each
-//! other; then it must arrive within [`RECEIVE_TIME_MAX`]. The wait has a limit, too: the other connections of
-//! the credential may send large messages without end. A request that gets no space is refused, and its bytes
-//! are dropped as they arrive. A connection whose replies exceed the budget is closed: its peers do not read.
+//! other; then it must arrive within [`RECEIVE_TIME_MAX`]. The wait has a limit, too: the other connections
+//! of the credential may send large messages without end. A request that gets no space is refused, and its
+//! bytes are dropped as they arrive. A connection whose replies exceed the budget is closed: its peers do
+//! not read.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
