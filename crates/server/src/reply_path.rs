@@ -77,14 +77,39 @@ impl ReplyPath {
     }
 }
 
-/// Adds a lane to its client. Returns the client's first connection.
-pub(crate) fn add_lane<'a>(
-    clients: impl DoubleEndedIterator<Item = (ConnId, &'a mut ReplyPath)>,
+/// The newest connection of each client, so that a lane finds its client without a scan of all connections.
+/// An older connection of the same client is about to be closed, and gets no lanes.
+#[derive(Debug, Default)]
+pub(crate) struct NewestConns(BTreeMap<ClientId, ConnId>);
+
+impl NewestConns {
+    /// A client has connected. Members have no lanes.
+    pub(crate) fn opened(&mut self, client: ClientId, conn: ConnId) {
+        if client != ClientId(0) {
+            self.0.insert(client, conn);
+        }
+    }
+
+    /// A connection has ended, which may not be the newest one of its client.
+    pub(crate) fn closed(&mut self, client: ClientId, conn: ConnId) {
+        if self.of(client) == Some(conn) {
+            self.0.remove(&client);
+        }
+    }
+
+    /// The newest connection of a client.
+    pub(crate) fn of(&self, client: ClientId) -> Option<ConnId> {
+        self.0.get(&client).copied()
+    }
+}
+
+/// Adds a lane to its client, if that is connected. Returns the client's first connection.
+pub(crate) fn add_lane(
+    client: Option<(ConnId, &mut ReplyPath)>,
     greeting: &Greeting,
 ) -> Result<ConnId, Refusal> {
     let lane = &greeting.hello;
-    // The newest connection is searched first: an older one of the same client is about to be closed.
-    let Some((conn, client)) = clients.rev().find(|(_, it)| it.is_of(lane)) else {
+    let Some((conn, client)) = client.filter(|(_, it)| it.is_of(lane)) else {
         let message = "the client of this lane is not connected".to_owned();
         return Err(Refusal { reason: Reason::NotForYou, message });
     };
@@ -127,5 +152,29 @@ pub(crate) async fn serve_lane(
             // A server sends its clients no requests.
             Incoming::Reply(..) => {}
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn newest_connection_of_a_client_is_found() {
+        let mut conns = NewestConns::default();
+        let (client, other) = (ClientId(1), ClientId(2));
+        conns.opened(client, ConnId(1));
+        conns.opened(other, ConnId(2));
+        conns.opened(client, ConnId(3));
+        conns.opened(ClientId(0), ConnId(4));
+        assert_eq!(
+            [client, other, ClientId(0)].map(|it| conns.of(it)),
+            [Some(ConnId(3)), Some(ConnId(2)), None]
+        );
+        conns.closed(client, ConnId(1));
+        assert_eq!(conns.of(client), Some(ConnId(3)), "an older one has ended");
+        conns.closed(client, ConnId(3));
+        conns.closed(other, ConnId(2));
+        assert!(conns.0.is_empty());
     }
 }

@@ -188,9 +188,11 @@ fn master_items(request: &ClientToMaster) -> usize {
         ClientToMaster::Release(it) => it.leases.len(),
         ClientToMaster::KeepLeases(it) => it.len(),
         // Pages and pieces of a bounded size.
-        ClientToMaster::List(_) | ClientToMaster::DeleteMatching(_) | ClientToMaster::Stat => 1 << 10,
-        ClientToMaster::Ping(_)
+        ClientToMaster::List(_)
+        | ClientToMaster::DeleteMatching(_)
         | ClientToMaster::DropPins(_)
+        | ClientToMaster::Stat => 1 << 10,
+        ClientToMaster::Ping(_)
         | ClientToMaster::SetPolicy(_)
         | ClientToMaster::ForgetNode(_)
         | ClientToMaster::AdmitCluster(_)

@@ -37,7 +37,7 @@ use tiffin_transport::peer::process_of;
 use tiffin_types::access;
 use tiffin_types::message::{List, Reason, Refusal, Reply, Resolve, Stat};
 use tiffin_types::sabotage::Sabotage;
-use tiffin_types::{ConnId, RequestId, SegmentId, Tick};
+use tiffin_types::{ClientId, ConnId, RequestId, SegmentId, Tick};
 use tokio::sync::{Notify, oneshot};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
@@ -47,7 +47,7 @@ use crate::config::{LeaseMode, MasterConfig};
 use crate::events::Events;
 use crate::listen::Door;
 use crate::metrics::Counters;
-use crate::reply_path::ReplyPath;
+use crate::reply_path::{NewestConns, ReplyPath};
 use crate::supervise::faults::{Point, strike};
 use crate::supervise::{CoreLock, Locked, Supervisor};
 use crate::turnstile::{Turn, Turnstile};
@@ -118,6 +118,7 @@ pub(crate) struct Shared {
 struct State {
     core: Master,
     conns: BTreeMap<ConnId, Conn>,
+    newest: NewestConns,
     /// Ledgers of nodes that have not opened their first connection yet.
     ledgers: BTreeMap<SegmentId, Ledger>,
     next_conn: u64,
@@ -140,6 +141,24 @@ struct State {
 }
 
 impl State {
+    fn new(core: Master, leads: bool) -> Self {
+        Self {
+            core,
+            conns: BTreeMap::new(),
+            newest: NewestConns::default(),
+            ledgers: BTreeMap::new(),
+            next_conn: 0,
+            pages: BTreeMap::new(),
+            processes: BTreeMap::new(),
+            armed: None,
+            unsaved: None,
+            restart: None,
+            unconfirmed: None,
+            leads,
+            unanswered: Unanswered::default(),
+        }
+    }
+
     /// The state to save, if there is any.
     fn take_unsaved(&mut self) -> Option<(u64, Box<Saved>)> {
         let version = self.unsaved.take()?;
@@ -361,20 +380,7 @@ impl Shared {
             sabotage: Sabotage::default(),
         };
         let epoch = AtomicU64::new(saved.epoch);
-        let state = State {
-            core: Master::recover(core_config, saved),
-            conns: BTreeMap::new(),
-            ledgers: BTreeMap::new(),
-            next_conn: 0,
-            pages: BTreeMap::new(),
-            processes: BTreeMap::new(),
-            armed: None,
-            unsaved: None,
-            restart: None,
-            unconfirmed: None,
-            leads: config.ha.is_none(),
-            unanswered: Unanswered::default(),
-        };
+        let state = State::new(Master::recover(core_config, saved), config.ha.is_none());
         let supervisor = Supervisor::new();
         Ok(Self {
             state: CoreLock::new(state, "the master's core", &supervisor),
@@ -698,8 +704,9 @@ fn wall_ms_before(time: Duration) -> u64 {
 }
 
 impl State {
-    fn clients(&mut self) -> impl DoubleEndedIterator<Item = (ConnId, &mut ReplyPath)> {
-        self.conns.iter_mut().map(|(conn, it)| (*conn, &mut it.replies))
+    fn client(&mut self, client: ClientId) -> Option<(ConnId, &mut ReplyPath)> {
+        let conn = self.newest.of(client)?;
+        Some((conn, &mut self.conns.get_mut(&conn)?.replies))
     }
 
     /// Sends through a connection, if it is open.

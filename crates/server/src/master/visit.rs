@@ -8,7 +8,7 @@ use tiffin_proto::Incoming;
 use tiffin_rpc::{Greeting, Outbox, Peer};
 use tiffin_types::access;
 use tiffin_types::message::{Hello, Reply, Request, Role, Welcome, wrong_direction};
-use tiffin_types::{ConnId, SegmentId};
+use tiffin_types::{ClientId, ConnId, SegmentId};
 use tokio::time::Instant;
 
 use super::ledger::{self, Ledger};
@@ -46,7 +46,7 @@ impl Host for Shared {
         let epoch = self.epoch();
         let welcome = Welcome { epoch, heartbeat_ms, strict_leases, tenants, ..Welcome::default() };
         if hello.role == Role::Lane {
-            let clients = reply_path::add_lane(self.lock().clients(), &greeting);
+            let clients = reply_path::add_lane(self.lock().client(hello.client), &greeting);
             return reply_path::serve_lane(
                 greeting,
                 welcome,
@@ -122,6 +122,7 @@ impl Shared {
 struct Visit<'a> {
     shared: &'a Shared,
     conn: ConnId,
+    client: ClientId,
     /// The segment of a member.
     segment: Option<SegmentId>,
     outbox: Outbox,
@@ -138,6 +139,8 @@ impl<'a> Visit<'a> {
         let first = outbox.clone();
         let is_node = hello.role == Role::Node;
         let (peer, segment) = (outbox.peer(), hello.home.filter(|_| is_node));
+        // Members have no lanes.
+        let client = if is_node { ClientId(0) } else { hello.client };
         let is_near = is_node && matches!(outbox.peer(), Peer::Unix { .. });
         let own = i32::try_from(std::process::id()).ok();
         let is_inside =
@@ -157,6 +160,7 @@ impl<'a> Visit<'a> {
             let namespace = hello.namespace.clone();
             let token = holder.own_share().map(TokenId);
             state.conns.insert(conn, Conn { replies, is_node, ledger, needs_journal, namespace, holder });
+            state.newest.opened(client, conn);
             (conn, can_withdraw, token)
         };
         if let Some(token) = token {
@@ -174,7 +178,7 @@ impl<'a> Visit<'a> {
         } else if let (Some(segment), Peer::Unix { pid: Some(pid), .. }) = (segment, peer) {
             shared.watch_process(conn, segment, pid);
         }
-        Some(Self { shared, conn, segment, outbox: first })
+        Some(Self { shared, conn, client, segment, outbox: first })
     }
 }
 
@@ -187,6 +191,7 @@ impl Drop for Visit<'_> {
         let conn = {
             let mut state = self.shared.lock();
             state.unanswered.forget(self.conn);
+            state.newest.closed(self.client, self.conn);
             state.conns.remove(&self.conn)
         };
         conn.into_iter().for_each(Conn::close);

@@ -58,7 +58,7 @@ use sockets::{Sockets, bind};
 use crate::access::{Access, Holder};
 use crate::config::{NodeConfig, PoolEnd, SsdConfig};
 use crate::listen::{self, Door, Host, forbidden};
-use crate::reply_path::{self, ReplyPath};
+use crate::reply_path::{self, NewestConns, ReplyPath};
 use crate::supervise::{CoreLock, Locked, Supervisor};
 use crate::traced::{self, TracedRequests};
 use crate::turnstile::{self, Turn, Turnstile};
@@ -153,6 +153,7 @@ struct State {
     writer: ControlWriter,
     memory: Arc<NodeMemory>,
     conns: BTreeMap<ConnId, ReplyPath>,
+    newest: NewestConns,
     next_conn: u64,
     master: Option<Outbox>,
     /// Why the master has refused the node.
@@ -195,6 +196,7 @@ impl NodeServer {
             writer,
             memory: Arc::clone(&memory),
             conns: BTreeMap::new(),
+            newest: NewestConns::default(),
             next_conn: 0,
             master: None,
             refusal: None,
@@ -436,7 +438,7 @@ impl Host for Shared {
     async fn visit(self: Arc<Self>, greeting: Greeting, holder: Arc<Holder>) {
         if greeting.hello.role == Role::Lane {
             let client = greeting.hello.client;
-            let conn = reply_path::add_lane(self.lock().clients(), &greeting);
+            let conn = reply_path::add_lane(self.lock().client(client), &greeting);
             let welcome = Welcome { segment: self.info.segment, ..Welcome::default() };
             let serve =
                 |(conn, id), request, trace: Option<TraceContext>, outbox: &Outbox, _turn: Turn<'_>| {
@@ -505,6 +507,7 @@ impl<'a> Visit<'a> {
             state.next_conn += 1;
             let conn = ConnId(state.next_conn);
             state.conns.insert(conn, ReplyPath::new(&hello, outbox.clone()));
+            state.newest.opened(client, conn);
             conn
         };
         shared.handle(Event::Opened { conn, client, namespace: hello.namespace });
@@ -521,6 +524,7 @@ impl Drop for Visit<'_> {
         let replies = {
             let mut state = self.shared.lock();
             state.traced.forget(self.conn);
+            state.newest.closed(self.client, self.conn);
             state.conns.remove(&self.conn)
         };
         replies.into_iter().for_each(|replies| replies.close());
@@ -609,8 +613,9 @@ impl Shared {
 }
 
 impl State {
-    fn clients(&mut self) -> impl DoubleEndedIterator<Item = (ConnId, &mut ReplyPath)> {
-        self.conns.iter_mut().map(|(conn, it)| (*conn, it))
+    fn client(&mut self, client: ClientId) -> Option<(ConnId, &mut ReplyPath)> {
+        let conn = self.newest.of(client)?;
+        Some((conn, self.conns.get_mut(&conn)?))
     }
 }
 
