@@ -89,7 +89,8 @@ fn every_server_stops_cleanly_on_a_signal() {
 #[test]
 fn servers_survive_a_log_on_a_full_disk() {
     let folder = tempfile::tempdir().unwrap();
-    for args in [&["master", "--log-level", "info"][..], &["up", "--memory", "1MiB", "--log-level", "debug"]] {
+    for args in [&["master", "--log-level", "info"][..], &["up", "--memory", "1MiB", "--log-level", "debug"]]
+    {
         let mut command = tiffin();
         command.args(args).args(["--listen", "127.0.0.1:0", "--http", "off", "--json"]);
         command.env("XDG_STATE_HOME", folder.path()).stdout(Stdio::piped());
