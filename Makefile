@@ -22,7 +22,7 @@ FEATURED := sim kv-sim ssd throttle transport
 TEST_SHIPPED := --locked --workspace $(FEATURED:%=--exclude tiffin-%) $(UNOPTIMISED)
 TEST_FEATURED := --locked -p tiffin-python $(FEATURED:%=-p tiffin-%) $(SIMULATED)
 # Some tests of the decisions need fault injection, too.
-TEST_FAULTY := --locked -q -p tiffin-python $(foreach it,$(DECISIONS),-p tiffin-$(it) --features tiffin-$(it)/sabotage) $(UNOPTIMISED)
+TEST_FAULTY := --locked -q -p tiffin-python $(foreach it,$(DECISIONS),-p tiffin-$(it) --features tiffin-$(it)/mutants) $(UNOPTIMISED)
 # With `--no-run` nextest refuses `--no-fail-fast`.
 RUN_TESTS := $(if $(shell $(CARGO) nextest --version 2>/dev/null),$(CARGO) nextest run,\
   $(CARGO) test --lib --bins --tests --examples)
@@ -30,7 +30,7 @@ SOURCES := $(shell find Cargo.toml Cargo.lock crates python python-mooncake READ
              -type f -not -path '*/__pycache__/*' -not -path '*/tests/*' -not -name '*.so' 2>/dev/null)
 
 .PHONY: help run test wheel wheel-310 release check-release check-release-aarch64 bench bench-check bench-scale bench-instructions fmt docs clean-venv clean
-.PHONY: bench-copy bench-copied bench-fairness bench-security chaos bench-restart miri fuzz simulate sabotage-table bench-ssd torture-ssd kv-simulate kv-zoo bench-kv check-kv-peer
+.PHONY: bench-copy bench-copied bench-fairness bench-security chaos bench-restart miri fuzz simulate mutant-table bench-ssd torture-ssd kv-simulate kv-mutants bench-kv check-kv-peer
 .PHONY: bench-features soak-features check-features-peer check-torch example
 .PHONY: check-plugins site
 .PHONY: clients conformance docs-mooncake test-ha kernels copy-gpu test-gpu bench-gpu torture-gpu check-page check-alerts check-chart
@@ -311,11 +311,11 @@ simulate: ## Run a million simulated clusters (SEEDS=, ARGS='--start 1000000 --j
 	@$(CARGO) build --release --locked -q -p tiffin-sim
 	@target/release/tiffin-sim --seeds $(SEEDS) $(ARGS)
 
-sabotage-table: ## Run every mutant, and write into docs/simulation.md how soon the simulation notices it
+mutant-table: ## Run every mutant, and write into docs/simulation.md how soon the simulation notices it
 	@$(CARGO) build --release --locked -q -p tiffin-sim
-	@target/release/tiffin-sim --table --seeds 10000 > target/sabotage-table.md
+	@target/release/tiffin-sim --table --seeds 10000 > target/mutant-table.md
 	@sed -i -e '/^<!-- table -->$$/,/^<!-- end of the table -->$$/{/^<!--/!d}' \
-	  -e '/^<!-- table -->$$/r target/sabotage-table.md' docs/simulation.md
+	  -e '/^<!-- table -->$$/r target/mutant-table.md' docs/simulation.md
 
 bench-kv: ## The cost of the control plane of the KV hierarchy, per operation and for a whole trace (ARGS=1000000 requests)
 	$(CARGO) bench --locked -p tiffin-kv-replay --bench kv -- $(ARGS)
@@ -325,11 +325,11 @@ kv-simulate: ## Run a hundred thousand simulated KV hierarchies (KV_SEEDS=, ARGS
 	@$(CARGO) build --release --locked -q -p tiffin-kv-sim
 	@target/release/tiffin-kv-sim --seeds $(KV_SEEDS) $(ARGS)
 
-kv-zoo: ## Run every mutant of the KV hierarchy, and write into docs/kv.md how soon the simulation notices it
+kv-mutants: ## Run every mutant of the KV hierarchy, and write into docs/kv.md how soon the simulation notices it
 	@$(CARGO) build --release --locked -q -p tiffin-kv-sim
-	@target/release/tiffin-kv-sim --table --seeds 10000 > target/kv-zoo.md
+	@target/release/tiffin-kv-sim --table --seeds 10000 > target/kv-mutants.md
 	@sed -i -e '/^<!-- table -->$$/,/^<!-- end of the table -->$$/{/^<!--/!d}' \
-	  -e '/^<!-- table -->$$/r target/kv-zoo.md' docs/kv.md
+	  -e '/^<!-- table -->$$/r target/kv-mutants.md' docs/kv.md
 
 bench-instructions: ## Count the instructions of the hot paths (UPDATE=1 records them as the expected values)
 	@bash bench/instructions-needs.sh

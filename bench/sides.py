@@ -41,8 +41,8 @@ def die_with_parent():
 class Process:
     """A child. Its lines of JSON are answers; other output goes to its log."""
 
-    def __init__(self, name, command, folder, environment=None, patience=CLOSE_SECONDS_MAX):
-        self.name, self.patience = name, patience
+    def __init__(self, name, command, folder, environment=None, close_max=CLOSE_SECONDS_MAX):
+        self.name, self.close_max = name, close_max
         self.log = os.path.join(folder, f"{name.replace(' ', '-').replace(',', '')}.log")
         try:
             with open(self.log, "ab") as log:
@@ -102,7 +102,7 @@ class Process:
             with contextlib.suppress(OSError):
                 ask()
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self.child.wait(self.patience)
+                self.child.wait(self.close_max)
         self.child.wait()
         self.child.stdout.close()
 
@@ -194,7 +194,7 @@ class Store:
     def serve(self, role, command):
         environment = {"GLOG_logtostderr": "1", "GLOG_minloglevel": "1"}
         # The official servers end slowly, and hold nothing that is needed.
-        self.servers.append(Process(f"{self.name}, {role}", command, self.folder, environment, patience=2))
+        self.servers.append(Process(f"{self.name}, {role}", command, self.folder, environment, close_max=2))
 
     def master_bytes(self):
         """The memory of the master."""

@@ -151,7 +151,7 @@ class Way:
         common = [f"--rpc_port={port}", "--rpc_address=127.0.0.1", f"--metrics_port={metrics}"]
         common += ["--metrics_host=127.0.0.1", "--default_kv_lease_ttl=100", *PEER_FLAGS]
         master = [python.with_name("mooncake_master"), *common, *flags]
-        self.master = Process(f"{self.side} {self.name} master", master, str(place), quiet, patience=2)
+        self.master = Process(f"{self.side} {self.name} master", master, str(place), quiet, close_max=2)
         time.sleep(1)
         command = [python, __file__, "--be", "--address", f"127.0.0.1:{port}", "--disk", str(place / "disk")]
         command += ["--prefetches"] if prefetches else []

@@ -10,8 +10,8 @@ use pyo3::IntoPyObjectExt;
 use pyo3::prelude::*;
 use tiffin_client::{
     Ahead, Client, Deadline, DeleteOptions, DeletedMatching, Error, Fetched, GetInto, GetOptions, Info,
-    ListItem, ListOptions, OwnedTarget, Part, Patience, Pattern, Put, PutEffect, PutOptions, QueueInto,
-    QueuedGet, ResolveOptions, Route, Stat, Stored, View,
+    ListItem, ListOptions, OwnedTarget, Part, Pattern, Put, PutEffect, PutOptions, QueueInto, QueuedGet,
+    ResolveOptions, Route, Stat, Stored, View, WaitMode,
 };
 use tiffin_types::{REPLICAS_MAX, TTL_MS_MAX};
 
@@ -92,8 +92,8 @@ impl Keeping<'_, '_> {
 }
 
 /// Whether a put waits for space.
-pub(crate) fn patience(wait: bool) -> Patience {
-    if wait { Patience::UntilDeadline } else { Patience::Never }
+pub(crate) fn wait_mode(wait: bool) -> WaitMode {
+    if wait { WaitMode::UntilDeadline } else { WaitMode::Never }
 }
 
 /// Stores values.
@@ -101,7 +101,7 @@ pub(crate) struct PutAll {
     pub(crate) keys: Keys,
     pub(crate) values: Vec<Memory>,
     pub(crate) options: PutOptions,
-    pub(crate) patience: Patience,
+    pub(crate) wait_mode: WaitMode,
     /// Whether an existing object is an error.
     pub(crate) refuses_existing: bool,
 }
@@ -110,7 +110,7 @@ impl Operation for PutAll {
     type Outcome = Each<Stored>;
 
     fn waits(&self) -> bool {
-        self.patience != Patience::Never
+        self.wait_mode != WaitMode::Never
     }
 
     async fn run(&self, client: &Client, deadline: Deadline) -> Result<Each<Stored>, Error> {
@@ -122,7 +122,7 @@ impl Operation for PutAll {
                 options: self.options.clone(),
             })
             .collect();
-        Ok(client.put_with(&puts, self.patience, deadline).await)
+        Ok(client.put_with(&puts, self.wait_mode, deadline).await)
     }
 
     fn answer(self, py: Python<'_>, outcome: Each<Stored>) -> PyResult<Py<PyAny>> {

@@ -12,8 +12,8 @@ use pyo3::pybacked::PyBackedBytes;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyDict, PyMapping, PyString, PyTuple};
 use tiffin_client::{
-    Acked, Client, Consumption, Deadline, Dtype, Error, Generation, Key, Manifest, Patience, PutOptions,
-    SamplePut, SampleRef, Tensor, TensorRef,
+    Acked, Client, Consumption, Deadline, Dtype, Error, Generation, Key, Manifest, PutOptions, SamplePut,
+    SampleRef, Tensor, TensorRef, WaitMode,
 };
 
 use crate::errors::{self, invalid, wrong_type};
@@ -32,7 +32,7 @@ pub(crate) struct PutSamples {
     is_one: bool,
     consumption: Consumption,
     options: PutOptions,
-    patience: Patience,
+    wait_mode: WaitMode,
 }
 
 /// A sample to store.
@@ -57,7 +57,7 @@ impl PutSamples {
         metadata: Option<&Any<'_>>,
         consume: Option<&Any<'_>>,
         options: PutOptions,
-        patience: Patience,
+        wait_mode: WaitMode,
     ) -> PyResult<Self> {
         let Pairs { keys: Keys { list, is_one }, others } = pairs;
         let mut beside = match metadata {
@@ -76,7 +76,7 @@ impl PutSamples {
             let hint = "use the ids of the samples";
             return Err(invalid(given.py(), format!("metadata of `{id}`, which is not put\n\nhint: {hint}")));
         }
-        Ok(Self { samples, is_one, consumption: consumption(consume)?, options, patience })
+        Ok(Self { samples, is_one, consumption: consumption(consume)?, options, wait_mode })
     }
 }
 
@@ -84,13 +84,13 @@ impl Operation for PutSamples {
     type Outcome = Each<SampleRef>;
 
     fn waits(&self) -> bool {
-        self.patience != Patience::Never
+        self.wait_mode != WaitMode::Never
     }
 
     async fn run(&self, client: &Client, deadline: Deadline) -> Result<Each<SampleRef>, Error> {
         let puts: Vec<_> =
             self.samples.iter().map(|it| it.as_put(&self.consumption, &self.options)).collect();
-        Ok(client.put_samples(&puts, self.patience, deadline).await)
+        Ok(client.put_samples(&puts, self.wait_mode, deadline).await)
     }
 
     fn answer(self, py: Python<'_>, outcome: Each<SampleRef>) -> PyResult<Py<PyAny>> {

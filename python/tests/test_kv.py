@@ -165,7 +165,7 @@ def test_bad_input_has_a_defined_answer(store):
     for options, says in [
         ({"page_size": 4}, "unknown setting `page_size`"),
         ({"eviction": 7}, "eviction=7"),
-        ({"op_patience": "long"}, "op_patience=long"),
+        ({"op_timeout": "long"}, "op_timeout=long"),
         ({"index": object()}, "a setting is a number, a word or a bool, not object"),
     ]:
         with pytest.raises((TypeError, ValueError), match=says) as raised:
@@ -423,7 +423,7 @@ def test_killed_engine_leaves_its_stored_pages(which):
 def test_engine_survives_the_death_of_its_store():
     with helpers.up("--memory", "64MiB") as (address, process):
         store = tiffin.connect(address, timeout=2)
-        serving = make(store, op_patience=0.3, hint_patience=0.1, stop_base=0.2, cooldown=60)
+        serving = make(store, op_timeout=0.3, hint_interval=0.1, stop_base=0.2, cooldown=60)
         said, _ = serving.ask(prompt(1, 60))
         serving.settle()
         os.kill(process, signal.SIGKILL)

@@ -52,10 +52,10 @@ def is_in_memory(store, key):
 def only_on_disk(store):
     """Keys that are only on the disk, after memory was freed."""
     fill(store)
-    shelved = [key for key in KEYS if not is_in_memory(store, key)]
-    store.delete([key for key in KEYS if key not in shelved])
-    assert len(shelved) >= len(KEYS) - MEMORY // MIB
-    return shelved
+    demoted = [key for key in KEYS if not is_in_memory(store, key)]
+    store.delete([key for key in KEYS if key not in demoted])
+    assert len(demoted) >= len(KEYS) - MEMORY // MIB
+    return demoted
 
 
 def test_objects_beyond_memory_are_read_from_the_disk(store):
@@ -107,47 +107,47 @@ def test_namespace_that_never_goes_to_disk(store):
 
 
 def test_prefetch_promotes_to_memory(store):
-    shelved = only_on_disk(store)
-    prefetch = store.prefetch([*shelved[:8], "absent"])
+    demoted = only_on_disk(store)
+    prefetch = store.prefetch([*demoted[:8], "absent"])
     assert prefetch.result() == ["done"] * 8 + ["absent"]
     assert prefetch.is_done and prefetch.result()[0] == "done"
     assert prefetch.cancel() is False
-    assert all(is_in_memory(store, key) for key in shelved[:8])
+    assert all(is_in_memory(store, key) for key in demoted[:8])
     before = store.stats().tier
-    assert [store.get(key) == value(key) for key in shelved[:8]] == [True] * 8
+    assert [store.get(key) == value(key) for key in demoted[:8]] == [True] * 8
     after = store.stats().tier
     assert (after.promoted_objects, after.gets_from_disk) == (8, before.gets_from_disk)
-    assert store.prefetch(shelved[0]).result() == "resident"
+    assert store.prefetch(demoted[0]).result() == "resident"
 
 
 def test_probe_prefetches_the_leading_run(store):
-    shelved = only_on_disk(store)
-    keys = [*shelved[:3], "absent", *shelved[3:5]]
+    demoted = only_on_disk(store)
+    keys = [*demoted[:3], "absent", *demoted[3:5]]
     answer = [True] * 3 + [False] + [True] * 2
     assert store.exists(keys) == answer
-    assert not any(is_in_memory(store, key) for key in shelved)
+    assert not any(is_in_memory(store, key) for key in demoted)
     assert store.exists(keys, prefetch="leading") == answer
     # It joins running promotions, and starts none after the gap.
     outcomes = store.prefetch(keys, leading=True).result()
     assert set(outcomes[:3]) <= {"done", "resident"} and outcomes[3:] == ["absent", "skipped", "skipped"]
-    assert [is_in_memory(store, key) for key in shelved[:5]] == [True] * 3 + [False] * 2
+    assert [is_in_memory(store, key) for key in demoted[:5]] == [True] * 3 + [False] * 2
     assert store.exists(keys, prefetch="all") == answer
-    assert set(store.prefetch(shelved[:5]).result()) <= {"done", "resident"}
+    assert set(store.prefetch(demoted[:5]).result()) <= {"done", "resident"}
     assert store.stats().tier.promoted_objects == 5
     with pytest.raises(tiffin.InvalidArgument, match="leading"):
         store.exists(keys, prefetch="some")
 
 
 def test_prefetch_that_is_cancelled(store):
-    shelved = only_on_disk(store)
-    prefetch = store.prefetch(shelved[:4])
+    demoted = only_on_disk(store)
+    prefetch = store.prefetch(demoted[:4])
     if prefetch.cancel():
         with pytest.raises(concurrent.futures.CancelledError):
             prefetch.result()
     assert prefetch.is_done
     # Cancelled promotions may be requested again at once; the others have completed.
-    assert set(store.prefetch(shelved[:4]).result()) <= {"done", "resident"}
-    assert store.get(shelved[0]) == value(shelved[0])
+    assert set(store.prefetch(demoted[:4]).result()) <= {"done", "resident"}
+    assert store.get(demoted[0]) == value(demoted[0])
 
 
 def test_prefetch_in_an_event_loop(disk):

@@ -100,8 +100,8 @@ class Settings(TypedDict, total=False):
     backup_pages: int
     running_max: int
     op_pages_max: int
-    op_patience: float
-    hint_patience: float
+    op_timeout: float
+    hint_interval: float
     cooldown: float
     events: bool
 

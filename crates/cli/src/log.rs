@@ -35,8 +35,8 @@ pub(crate) fn start(common: &CommonArgs, usual: Usual) -> Result<(), Failure> {
     let lines = tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(std::io::stderr)
-        // A line that cannot be written, because the disk is full, would be reported on standard error as well,
-        // and `eprintln` panics if that fails.
+        // A line that cannot be written, because the disk is full, would be reported on standard error as
+        // well, and `eprintln` panics if that fails.
         .log_internal_errors(false)
         .with_ansi(std::io::stderr().is_terminal() && !unwanted);
     let started = match config.format {

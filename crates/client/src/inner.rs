@@ -11,7 +11,7 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use tiffin_measure::{Operation, Path};
-use tiffin_rpc::{Address, CallError, Connection, Heard, Masters, Reach, TlsClient, Via, superseded};
+use tiffin_rpc::{Address, CallError, Connection, LastMessage, Masters, Reach, TlsClient, Via, superseded};
 use tiffin_session::{BackoffLimits, CallFailure};
 use tiffin_trace::{Kind, Name, Span, Tracer};
 use tiffin_transport::{Counters, this_process};
@@ -233,7 +233,7 @@ impl Inner {
         if let (ClientToMaster::Resolve(resolve), Reply::Resolved(resolved)) = (request, &reply) {
             self.nodes.learn(&resolved.nodes);
             let mut cache = self.locations.lock();
-            resolve.keys.iter().zip(&resolved.items).for_each(|(key, outcome)| cache.hear(key, outcome));
+            resolve.keys.iter().zip(&resolved.items).for_each(|(key, outcome)| cache.apply(key, outcome));
         }
         Ok(reply)
     }
@@ -301,7 +301,7 @@ impl Inner {
         let Some(owed) = self.leases.owed() else { return Ok(()) };
         let request = ClientToMaster::KeepLeases(self.leases.of(master.epoch));
         master.connection.call(&request, deadline.instant()).await?;
-        self.leases.told(owed);
+        self.leases.received(owed);
         Ok(())
     }
 
@@ -340,8 +340,8 @@ impl Inner {
             if !is_told && !self.owed().is_empty() {
                 drop(gate);
                 // Puts that wait for space hold the gate for long; then the lists are sent later.
-                let patience = deadline.instant().min(Instant::now() + GATE_TIME_MAX);
-                let _unsaid = timeout_at(patience, self.keep()).await;
+                let until = deadline.instant().min(Instant::now() + GATE_TIME_MAX);
+                let _unsaid = timeout_at(until, self.keep()).await;
                 // One attempt is enough: a node that does not respond must not stop all puts.
                 is_told = true;
                 continue;
@@ -442,7 +442,7 @@ impl Inner {
             running.push(async move {
                 let deadline = Instant::now() + KEEP_TIME_MAX;
                 match route.connection.call(&request, deadline).await {
-                    Ok(_) => self.reservations.told(segment),
+                    Ok(_) => self.reservations.received(segment),
                     Err(error) => {
                         tracing::warn!(%segment, %error, "cannot send the list of reservations to the node");
                         // The list stays owed, and is sent after the next reconnect.
@@ -521,7 +521,7 @@ impl Inner {
     pub(crate) fn report(&self, enough: usize) -> bool {
         let Some(master) = self.current_master() else { return false };
         let Some(report) = self.locations.lock().report(enough, REPORTED_MAX) else { return false };
-        if let Err(error) = master.connection.tell(&report) {
+        if let Err(error) = master.connection.notify(&report) {
             tracing::debug!(%error, "cannot report uses");
         }
         true
@@ -531,7 +531,7 @@ impl Inner {
     fn report_measures(&self) {
         let (measured, reported) = self.measured.report();
         let Some(master) = self.current_master().filter(|_| !measured.is_empty()) else { return };
-        if master.connection.tell(&ClientToMaster::Ping(Ping { measured })).is_ok() {
+        if master.connection.notify(&ClientToMaster::Ping(Ping { measured })).is_ok() {
             self.measured.arrived(reported);
         }
     }
@@ -550,12 +550,12 @@ fn replaced(address: &Address, epoch: u64, least: u64) -> CallError {
 
 /// Closes the connection to a master that is silent once another one leads, so that calls go there.
 async fn watch_leader(connection: Connection, masters: Masters, epoch: u64, via: Via, token: String) {
-    let heard = Heard::now();
+    let last_message = LastMessage::now();
     let pings = async {
         loop {
             let deadline = Instant::now() + PING_TIME_MAX;
             match connection.call(&ClientToMaster::Ping(Ping::default()), deadline).await {
-                Ok(_) => heard.again(),
+                Ok(_) => last_message.again(),
                 Err(CallError::Lost { .. }) => return,
                 Err(_) => {}
             }
@@ -563,7 +563,7 @@ async fn watch_leader(connection: Connection, masters: Masters, epoch: u64, via:
         }
     };
     tokio::select! {
-        () = superseded(&masters, epoch, &via, &token, &heard) => {
+        () = superseded(&masters, epoch, &via, &token, &last_message) => {
             tracing::warn!(address = %connection.address(), "the master is silent, and another one leads");
             connection.close();
         }

@@ -22,7 +22,7 @@ pub(crate) struct Leases {
     known: Mutex<BTreeSet<(u64, u64)>>,
     /// Number of times the connection was replaced, and the number covered by the last `KeepLeases`.
     replaced: AtomicU64,
-    told: AtomicU64,
+    received: AtomicU64,
     /// Held for reading from before a `Lease` is sent until its reply is in [`Self::known`]; held for
     /// writing during `KeepLeases`. Every wait for it has a deadline.
     pub(crate) gate: RwLock<()>,
@@ -55,12 +55,12 @@ impl Leases {
     /// The number of replacements to report, if the master has not received the list for all of them.
     pub(crate) fn owed(&self) -> Option<u64> {
         let replaced = self.replaced.load(Ordering::SeqCst);
-        (self.told.load(Ordering::SeqCst) < replaced).then_some(replaced)
+        (self.received.load(Ordering::SeqCst) < replaced).then_some(replaced)
     }
 
     /// The master received the list, for the number of replacements that [`Self::owed`] returned before.
-    pub(crate) fn told(&self, replaced: u64) {
-        self.told.fetch_max(replaced, Ordering::SeqCst);
+    pub(crate) fn received(&self, replaced: u64) {
+        self.received.fetch_max(replaced, Ordering::SeqCst);
     }
 
     fn lock(&self) -> MutexGuard<'_, BTreeSet<(u64, u64)>> {
@@ -91,9 +91,9 @@ mod tests {
         leases.owe();
         let owed = leases.owed().unwrap();
         leases.owe();
-        leases.told(owed);
+        leases.received(owed);
         assert_eq!(leases.owed(), Some(owed + 1));
-        leases.told(owed + 1);
+        leases.received(owed + 1);
         assert_eq!(leases.owed(), None);
     }
 }

@@ -4,7 +4,7 @@ use std::sync::atomic::AtomicBool;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use tiffin_session::LocationCache;
-use tiffin_types::sabotage::Sabotage;
+use tiffin_types::mutant::Mutant;
 
 /// Objects whose locations are cached. Each costs about two hundred bytes.
 const CACHED_MAX: usize = 1 << 17;
@@ -20,7 +20,7 @@ pub(crate) struct Locations {
 
 impl Locations {
     pub(crate) fn new(seed: u64) -> Self {
-        let cache = Mutex::new(LocationCache::new(CACHED_MAX, seed, Sabotage::None));
+        let cache = Mutex::new(LocationCache::new(CACHED_MAX, seed, Mutant::None));
         Self { cache, has_reporter: AtomicBool::new(false) }
     }
 

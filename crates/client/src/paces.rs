@@ -6,7 +6,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use tiffin_session::Pace;
 use tiffin_types::SegmentId;
-use tiffin_types::sabotage::Sabotage;
+use tiffin_types::mutant::Mutant;
 use tokio::time::Instant;
 
 use crate::Deadline;
@@ -20,7 +20,7 @@ pub(crate) struct Paces {
 
 impl Paces {
     pub(crate) fn new() -> Self {
-        let pace = Mutex::new(Pace::new(Sabotage::None));
+        let pace = Mutex::new(Pace::new(Mutant::None));
         Self { pace, origin: Instant::now(), hedged: AtomicU64::new(0) }
     }
 

@@ -13,8 +13,8 @@ use std::time::Duration;
 use tiffin_types::REPLICAS_MAX;
 
 use crate::{
-    Client, Deadline, Error, Generation, Here, Info, Key, NodeStat, Patience, PutEffect, PutOptions,
-    ResolveOptions, SOFT_PIN_DEFAULT, SourceBuf, SpaceRequest, Why,
+    Client, Deadline, Error, Generation, Here, Info, Key, NodeStat, PutEffect, PutOptions, ResolveOptions,
+    SOFT_PIN_DEFAULT, SourceBuf, SpaceRequest, WaitMode, Why,
 };
 
 /// How long a change waits for memory.
@@ -57,7 +57,7 @@ pub async fn relocate(
         return Ok(None);
     }
     let space = SpaceRequest { key: key.clone(), len: info.len, options };
-    let reserved = client.reserve(&[space], Patience::For(SPACE_WAIT), deadline).await.pop();
+    let reserved = client.reserve(&[space], WaitMode::For(SPACE_WAIT), deadline).await.pop();
     let reserved = match reserved {
         Some(Ok(reserved)) => reserved,
         Some(Err(Error::Exists { generation, .. })) if generation == Generation::default() => {

@@ -67,7 +67,7 @@ impl Reservations {
     }
 
     /// This node has received the list, or has left.
-    pub(crate) fn told(&self, segment: SegmentId) {
+    pub(crate) fn received(&self, segment: SegmentId) {
         lock(&self.owed).remove(&segment);
     }
 }

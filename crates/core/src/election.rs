@@ -9,11 +9,11 @@
 //! leader that steps down too late, cost time only: every durable write and every answer about names depends
 //! on the token ([`Event::Confirmed`](crate::master::Event::Confirmed)).
 
-use tiffin_types::sabotage::{Sabotage, sabotaged};
+use tiffin_types::mutant::{Mutant, is_mutant};
 
 use crate::Tick;
 
-/// How patient masters are.
+/// The time limits of an election.
 #[derive(Clone, Copy, Debug)]
 pub struct ElectionConfig {
     /// A leader whose lease was not prolonged for more than this is replaced, in whole seconds: etcd tells no
@@ -154,8 +154,8 @@ pub enum Wrote {
 
 /// Decides by the last transaction of a write.
 #[must_use]
-pub fn after_write(outcome: &WriteOutcome, token: i64, sabotage: Sabotage) -> Wrote {
-    if outcome.succeeded || sabotaged!(sabotage, TrustRefused) {
+pub fn after_write(outcome: &WriteOutcome, token: i64, mutant: Mutant) -> Wrote {
+    if outcome.succeeded || is_mutant!(mutant, TrustRefused) {
         return Wrote::Done(outcome.revision);
     }
     if outcome.leader == token { Wrote::Again(outcome.head) } else { Wrote::Replaced }
@@ -208,7 +208,7 @@ mod tests {
     fn late_write_does_not_replace_a_newer_state() {
         let wrote = |succeeded, leader, head| {
             let outcome = WriteOutcome { succeeded, revision: 20, leader, head };
-            after_write(&outcome, 9, Sabotage::None)
+            after_write(&outcome, 9, Mutant::None)
         };
         assert_eq!(wrote(true, 0, 0), Wrote::Done(20));
         // The state has changed although this master leads: its own earlier attempt was applied late.

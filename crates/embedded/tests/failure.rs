@@ -11,11 +11,11 @@ use tiffin_server::supervise::faults::{Point, arm};
 use tokio::time::timeout;
 
 /// Only a hang reaches this limit.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIME_MAX: Duration = Duration::from_secs(60);
 
 async fn put(store: &Embedded, key: &str) -> Result<(), Error> {
     let key = Key::new(key.as_bytes()).unwrap();
-    let stored = store.client.put(&[Put::new(key, b"value")], Deadline::after(PATIENCE)).await;
+    let stored = store.client.put(&[Put::new(key, b"value")], Deadline::after(TIME_MAX)).await;
     stored.into_iter().next().unwrap().map(drop)
 }
 
@@ -36,18 +36,18 @@ async fn failed_store_returns_errors_and_program_continues() {
         arm(point);
         // The armed part fails during one of these calls; none of them hangs.
         while put(&store, "after").await.is_ok() && !failed_by_now(&store).await {}
-        let failure = timeout(PATIENCE, store.server.failed()).await.expect("the store does not fail");
+        let failure = timeout(TIME_MAX, store.server.failed()).await.expect("the store does not fail");
         assert!(failure.starts_with(failed), "{point:?}: {failure}");
         // Every later call returns. A cached-location read may succeed before the node has noticed the
         // failure.
         let key = [Key::new(b"before").unwrap()];
-        let get = store.client.get(&key, GetOptions::default(), Deadline::after(PATIENCE));
-        drop(timeout(PATIENCE / 2, get).await.expect("a get hangs"));
+        let get = store.client.get(&key, GetOptions::default(), Deadline::after(TIME_MAX));
+        drop(timeout(TIME_MAX / 2, get).await.expect("a get hangs"));
         // A put may succeed before all parts have noticed it.
         let puts_fail = async { while put(&store, "later").await.is_ok() {} };
-        timeout(PATIENCE / 2, puts_fail).await.expect("a put hangs, or puts still succeed");
+        timeout(TIME_MAX / 2, puts_fail).await.expect("a put hangs, or puts still succeed");
         // Stopping returns, too.
-        let stopped = timeout(PATIENCE / 2, store.stop(Deadline::after(Duration::from_secs(5))));
+        let stopped = timeout(TIME_MAX / 2, store.stop(Deadline::after(Duration::from_secs(5))));
         let _closed = stopped.await.expect("stopping hangs");
     }
     let store = Embedded::start(8 << 20).await.unwrap();

@@ -84,8 +84,8 @@ fn whole_trace(requests: u64) {
     let config = Config {
         device_pages: 2_000,
         host_pages: 20_000,
-        op_patience: 120_000_000,
-        hint_patience: 10_000_000,
+        op_timeout: 120_000_000,
+        hint_interval: 10_000_000,
         ..Config::default()
     };
     let policy = Policy { name: "lru".to_owned(), config, store_pages: None };

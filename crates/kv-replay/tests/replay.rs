@@ -20,8 +20,8 @@ fn policy(device_pages: u32, host_pages: u32) -> Policy {
             host_pages,
             store: Some(StoreConfig { start: PrefetchStart::Missing, threshold_pages: 1, stop }),
             running_max: 64,
-            op_patience: 60_000_000,
-            hint_patience: 1_000_000,
+            op_timeout: 60_000_000,
+            hint_interval: 1_000_000,
             ..Config::default()
         },
         store_pages: None,

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use tiffin_kv::sabotage::Sabotage;
+use tiffin_kv::mutant::Mutant;
 use tiffin_kv::{ChainHash, Config, OpId, OpKind, Operation, Outcome, PageId, Place, StoreKey, Tick, Tier};
 
 use crate::oracle::{Content, GARBAGE, LOST, part};
@@ -29,7 +29,7 @@ pub(crate) struct Job {
 pub(crate) struct Executor {
     pub(crate) rank: u32,
     pub(crate) ranks: u32,
-    pub(crate) sabotage: Sabotage,
+    pub(crate) mutant: Mutant,
     pub(crate) device: Vec<Content>,
     pub(crate) host: Vec<Content>,
     pub(crate) jobs: BTreeMap<OpId, Job>,
@@ -42,7 +42,7 @@ impl Executor {
         Self {
             rank,
             ranks: config.ranks,
-            sabotage: config.sabotage,
+            mutant: config.mutant,
             device: vec![0; config.device_pages as usize],
             host: vec![0; config.host_pages as usize],
             ..Self::default()
@@ -66,7 +66,7 @@ impl Executor {
     }
 
     pub(crate) fn key(&self, op: &Operation, hash: ChainHash) -> StoreKey {
-        StoreKey::new_with(op.root, &part(self.rank, self.ranks), hash, self.sabotage)
+        StoreKey::new_with(op.root, &part(self.rank, self.ranks), hash, self.mutant)
     }
 
     /// One read or one write of an operation. Returns its outcome if it has ended.

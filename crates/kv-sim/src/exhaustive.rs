@@ -8,7 +8,7 @@
 use std::collections::{BTreeSet, VecDeque};
 use std::hash::{Hash, Hasher};
 
-use tiffin_kv::sabotage::Sabotage;
+use tiffin_kv::mutant::Mutant;
 use tiffin_kv::{
     Budgets, Config, Eviction, IndexKind, Input, OpId, PrefetchStart, PrefetchStop, Prompt, ReqId, SpaceId,
     StoreConfig, Submit, WritePolicy,
@@ -41,7 +41,7 @@ pub struct Scope {
     /// Number of times that all deadlines may pass.
     pub ticks: u32,
     /// The mutant.
-    pub sabotage: Sabotage,
+    pub mutant: Mutant,
 }
 
 /// The result of a search.
@@ -132,13 +132,13 @@ fn start(scope: &Scope) -> Checked<Node> {
         budgets: Budgets { probes: 2, fetch_pages: 2, save_pages: 2, backup_pages: 1 },
         running_max: 2,
         op_pages_max: 2,
-        op_patience: 10,
-        hint_patience: 10,
+        op_timeout: 10,
+        hint_interval: 10,
         cooldown: 0,
         ranks: 2,
         rank: 0,
         events: true,
-        sabotage: scope.sabotage,
+        mutant: scope.mutant,
     };
     let faults = Faults { abort: 0, retract: 0, rare: 0, stuck: 0, fail: 0, lose_ack: 0, repeat_ack: 0 };
     let plan = Plan {

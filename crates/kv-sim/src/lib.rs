@@ -18,7 +18,7 @@ mod world;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 pub use coverage::Coverage;
-pub use tiffin_kv::sabotage::Sabotage;
+pub use tiffin_kv::mutant::Mutant;
 use tiffin_sim_runner::panic_text;
 pub use world::Violation;
 use world::World;
@@ -27,14 +27,14 @@ use world::World;
 pub type Report = tiffin_sim_runner::Report<Violation, Coverage>;
 
 /// How soon a mutant was noticed.
-pub type Caught = tiffin_sim_runner::Caught<Sabotage, Violation>;
+pub type Caught = tiffin_sim_runner::Caught<Mutant, Violation>;
 
 /// Runs a seed.
 #[must_use]
-pub fn run(seed: u64, sabotage: Sabotage, keeps_log: bool) -> Report {
+pub fn run(seed: u64, mutant: Mutant, keeps_log: bool) -> Report {
     let mut world = None;
     let run = catch_unwind(AssertUnwindSafe(|| {
-        let world = world.insert(World::new(seed, sabotage, keeps_log)?);
+        let world = world.insert(World::new(seed, mutant, keeps_log)?);
         world.run()
     }));
     let violation = match run {
@@ -62,8 +62,6 @@ pub fn run(seed: u64, sabotage: Sabotage, keeps_log: bool) -> Report {
 
 /// Runs seeds with a mutant until it is noticed.
 #[must_use]
-pub fn catch(sabotage: Sabotage, start: u64, seeds_max: u64) -> Caught {
-    tiffin_sim_runner::catch(sabotage, start, seeds_max, |seed, sabotage| {
-        run(seed, sabotage, false).violation
-    })
+pub fn catch(mutant: Mutant, start: u64, seeds_max: u64) -> Caught {
+    tiffin_sim_runner::catch(mutant, start, seeds_max, |seed, mutant| run(seed, mutant, false).violation)
 }

@@ -1,6 +1,6 @@
 //! The plan of a seed: the configuration of the engine, and the rates of faults.
 
-use tiffin_kv::sabotage::Sabotage;
+use tiffin_kv::mutant::Mutant;
 use tiffin_kv::{
     Budgets, Config, Eviction, IndexKind, Namespace, PrefetchStart, PrefetchStop, StoreConfig, WritePolicy,
 };
@@ -44,7 +44,7 @@ pub(crate) struct Plan {
 }
 
 impl Plan {
-    pub(crate) fn new(seed: u64, rng: &mut Rng, sabotage: Sabotage) -> Self {
+    pub(crate) fn new(seed: u64, rng: &mut Rng, mutant: Mutant) -> Self {
         let page_tokens = rng.between(1, 3) as u32;
         let device_pages = rng.between(5, 11) as u32;
         let pick = |rng: &mut Rng| match rng.below(3) {
@@ -85,14 +85,14 @@ impl Plan {
             budgets,
             running_max: rng.between(1, 4) as u32,
             op_pages_max: rng.between(1, 5) as u32,
-            op_patience: rng.between(20, 60),
-            hint_patience: rng.between(5, 15),
+            op_timeout: rng.between(20, 60),
+            hint_interval: rng.between(5, 15),
             // Derived from the seed and not drawn, so that existing seeds keep their runs.
             cooldown: if seed % 8 == 7 { 10 } else { 0 },
             ranks: rng.pick(&[1, 1, 2, 2, 3]).copied().unwrap_or(1),
             rank: 0,
             events: true,
-            sabotage,
+            mutant,
         };
         let faults = Faults::draw(rng);
         let long = seed % LONG_EVERY == LONG_EVERY - 1;

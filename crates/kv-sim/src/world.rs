@@ -6,7 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 
-use tiffin_kv::sabotage::Sabotage;
+use tiffin_kv::mutant::Mutant;
 use tiffin_kv::{
     Config, Effect, Ending, Engine, Input, LocalAcks, Media, Namespace, OpId, OpKind, Outcome, PrefetchStart,
     ReqId, RetractReason, SpaceId, Tick, Tier,
@@ -100,9 +100,9 @@ pub(crate) struct World {
 }
 
 impl World {
-    pub(crate) fn new(seed: u64, sabotage: Sabotage, keeps_log: bool) -> Checked<Self> {
+    pub(crate) fn new(seed: u64, mutant: Mutant, keeps_log: bool) -> Checked<Self> {
         let mut rng = Rng::new(seed);
-        let plan = Plan::new(seed, &mut rng, sabotage);
+        let plan = Plan::new(seed, &mut rng, mutant);
         Self::with(plan, rng, keeps_log)
     }
 

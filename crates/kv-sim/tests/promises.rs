@@ -1,7 +1,7 @@
 //! Thousands of seeds, in which every invariant holds after every event; and the mutants, which are all
 //! noticed. The seeds are split into parts for all cores; each part covers all cases.
 
-use tiffin_kv_sim::{Coverage, Sabotage, catch, run};
+use tiffin_kv_sim::{Coverage, Mutant, catch, run};
 use tiffin_sim_runner::CoverageCounts;
 
 /// Number of seeds of each part; `tiffin-kv-sim --seeds` runs any number.
@@ -9,13 +9,13 @@ const PART_SEEDS: u64 = 1000;
 /// Minimum number of events of each seed.
 const EVENTS_MIN: u64 = 150;
 /// Maximum number of seeds until a mutant must be noticed.
-const SABOTAGE_SEEDS_MAX: u64 = 3000;
+const MUTANT_SEEDS_MAX: u64 = 3000;
 
 fn keep_every_invariant(part: u64) {
     let mut coverage = Coverage::default();
     let first = part * PART_SEEDS;
     for seed in first..first + PART_SEEDS {
-        let report = run(seed, Sabotage::None, false);
+        let report = run(seed, Mutant::None, false);
         assert_eq!(
             report.violation, None,
             "\n\nhint: `tiffin-kv-sim --start {seed} --seeds 1 --log` shows the run"
@@ -52,25 +52,24 @@ parts! {
 fn every_mutant_is_noticed() {
     // Mutants fail assertions of the engine; their messages are not printed.
     std::panic::set_hook(Box::new(|_| ()));
-    let caught = Sabotage::ALL.iter().map(|sabotage| catch(*sabotage, 0, SABOTAGE_SEEDS_MAX));
-    let missed: Vec<_> = caught.filter(|it| it.seeds.is_none()).map(|it| it.sabotage).collect();
+    let caught = Mutant::ALL.iter().map(|mutant| catch(*mutant, 0, MUTANT_SEEDS_MAX));
+    let missed: Vec<_> = caught.filter(|it| it.seeds.is_none()).map(|it| it.mutant).collect();
     drop(std::panic::take_hook());
-    assert_eq!(missed, [], "not noticed in {SABOTAGE_SEEDS_MAX} seeds");
+    assert_eq!(missed, [], "not noticed in {MUTANT_SEEDS_MAX} seeds");
 }
 
 #[test]
 fn every_mutant_is_in_the_document() {
     let page = include_str!("../../../docs/kv.md");
-    let missing: Vec<_> =
-        Sabotage::ALL.iter().filter(|it| !page.contains(&format!("| `{it:?}` |"))).collect();
-    assert!(missing.is_empty(), "not in docs/kv.md: {missing:?}\n\nhint: `make kv-zoo` writes it");
+    let missing: Vec<_> = Mutant::ALL.iter().filter(|it| !page.contains(&format!("| `{it:?}` |"))).collect();
+    assert!(missing.is_empty(), "not in docs/kv.md: {missing:?}\n\nhint: `make kv-mutants` writes it");
     let row = |rule: &str| page.lines().find(|line| line.starts_with(&format!("| {rule} |")));
-    let unnamed: Vec<_> = Sabotage::ALL
+    let unnamed: Vec<_> = Mutant::ALL
         .iter()
         .filter(|it| !row(it.rule()).is_some_and(|row| row.contains(&format!("`{it:?}`"))))
         .collect();
     assert!(unnamed.is_empty(), "not listed with their invariant in docs/kv.md: {unnamed:?}");
-    let count = format!("{0} of {0}", Sabotage::ALL.len());
+    let count = format!("{0} of {0}", Mutant::ALL.len());
     let readme = include_str!("../../../README.md");
     assert!(readme.contains(&count), "the README should say that {count} bugs are noticed");
 }
@@ -78,9 +77,9 @@ fn every_mutant_is_in_the_document() {
 #[test]
 fn same_seed_gives_the_same_log() {
     for seed in 0..5 {
-        let (once, twice) = (run(seed, Sabotage::None, true), run(seed, Sabotage::None, true));
+        let (once, twice) = (run(seed, Mutant::None, true), run(seed, Mutant::None, true));
         assert!(once.text.len() > 10_000, "seed {seed} has almost no log");
         assert!(once.text == twice.text, "seed {seed} gives two different logs");
-        assert_eq!(run(seed, Sabotage::None, false).digest, once.digest, "keeping the log changes the run");
+        assert_eq!(run(seed, Mutant::None, false).digest, once.digest, "keeping the log changes the run");
     }
 }

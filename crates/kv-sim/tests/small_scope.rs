@@ -2,7 +2,7 @@
 //! writes and each kind of fault are searched separately, which keeps a search at some ten thousand states.
 
 use tiffin_kv::{IndexKind, WritePolicy};
-use tiffin_kv_sim::Sabotage;
+use tiffin_kv_sim::Mutant;
 use tiffin_kv_sim::exhaustive::{Scope, search};
 
 /// Reads: the store has both prompts, and nothing is written.
@@ -16,7 +16,7 @@ const READS: Scope = Scope {
     failures: 0,
     aborts: 0,
     ticks: 0,
-    sabotage: Sabotage::None,
+    mutant: Mutant::None,
 };
 
 /// Writes: the store is empty, and everything is written, through a host that is too small.
@@ -78,15 +78,15 @@ fn deadlines_pass_at_any_time() {
 
 #[test]
 fn search_notices_mutants_of_its_scope() {
-    for (sabotage, scope) in [
-        (Sabotage::CountInsteadOfId, READS),
-        (Sabotage::DropCompletedPages, Scope { failures: 1, ..READS }),
-        (Sabotage::PublishLoadEarly, READS),
-        (Sabotage::ForgetJoiners, Scope { aborts: 1, ..READS }),
-        (Sabotage::UnpinnedBackup, WRITES),
-        (Sabotage::ReuseUnsaved, WRITES_BACK),
+    for (mutant, scope) in [
+        (Mutant::CountInsteadOfId, READS),
+        (Mutant::DropCompletedPages, Scope { failures: 1, ..READS }),
+        (Mutant::PublishLoadEarly, READS),
+        (Mutant::ForgetJoiners, Scope { aborts: 1, ..READS }),
+        (Mutant::UnpinnedBackup, WRITES),
+        (Mutant::ReuseUnsaved, WRITES_BACK),
     ] {
-        let found = search(Scope { sabotage, ..scope });
-        assert!(found.violation.is_some(), "{sabotage:?} was not noticed in {} states", found.states);
+        let found = search(Scope { mutant, ..scope });
+        assert!(found.violation.is_some(), "{mutant:?} was not noticed in {} states", found.states);
     }
 }

@@ -1,7 +1,7 @@
 //! What an engine is given once: sizes, budgets and policies. Defaults are in [`crate::settings`].
 
+use crate::mutant::Mutant;
 use crate::policy::{Eviction, PrefetchStart, PrefetchStop, WritePolicy};
-use crate::sabotage::Sabotage;
 
 /// The most ranks that decide together.
 pub const RANKS_MAX: u32 = 1024;
@@ -68,9 +68,9 @@ pub struct Config {
     /// Pages of one operation.
     pub op_pages_max: u32,
     /// Ticks after which an operation is abandoned.
-    pub op_patience: u64,
+    pub op_timeout: u64,
     /// Ticks between two hints to stop an operation.
-    pub hint_patience: u64,
+    pub hint_interval: u64,
     /// Ticks without probes after the store failed or missed a deadline; 0 for none.
     pub cooldown: u64,
     /// Number of ranks that decide together.
@@ -80,7 +80,7 @@ pub struct Config {
     /// Report every copy that becomes available or is removed.
     pub events: bool,
     /// The mutant, in tests.
-    pub sabotage: Sabotage,
+    pub mutant: Mutant,
 }
 
 /// Why a configuration is invalid.
@@ -109,7 +109,7 @@ pub enum ConfigError {
 impl Config {
     /// Number of cached pages that a request of this length may use: one token is always computed (K5).
     pub(crate) fn usable_pages(&self, tokens: u32) -> u32 {
-        let left = self.sabotage.tokens_left_to_compute();
+        let left = self.mutant.tokens_left_to_compute();
         tokens.saturating_sub(left) / self.page_tokens
     }
 
@@ -141,8 +141,8 @@ impl Config {
         let positive = [
             ("running_max", u64::from(self.running_max)),
             ("op_pages_max", u64::from(self.op_pages_max)),
-            ("op_patience", self.op_patience),
-            ("hint_patience", self.hint_patience),
+            ("op_timeout", self.op_timeout),
+            ("hint_interval", self.hint_interval),
         ];
         match positive.iter().find(|(_, value)| *value == 0) {
             Some((name, _)) => Err(ConfigError::Zero(name)),

@@ -10,7 +10,7 @@
 
 use std::fmt;
 
-use crate::sabotage::Sabotage;
+use crate::mutant::Mutant;
 
 /// The version of this scheme. A change of the scheme changes every name.
 const SCHEME: &[u8] = b"tiffin kv 1";
@@ -74,13 +74,13 @@ impl StoreKey {
     /// The name of the page `hash` of a namespace with this root, as this rank holds it.
     #[must_use]
     pub fn new(root: ChainHash, rank: &RankPart, hash: ChainHash) -> Self {
-        Self::new_with(root, rank, hash, Sabotage::None)
+        Self::new_with(root, rank, hash, Mutant::None)
     }
 
     /// The same with a mutant, in tests.
     #[must_use]
-    pub fn new_with(root: ChainHash, rank: &RankPart, hash: ChainHash, sabotage: Sabotage) -> Self {
-        let rank = sabotage.rank_in_key(*rank);
+    pub fn new_with(root: ChainHash, rank: &RankPart, hash: ChainHash, mutant: Mutant) -> Self {
+        let rank = mutant.rank_in_key(*rank);
         let mut hasher = Hasher::new(b"store").part(&root.0);
         for (place, count) in [rank.tensor, rank.pipeline, rank.context] {
             hasher = hasher.part(&place.to_le_bytes()).part(&count.to_le_bytes());
@@ -93,14 +93,14 @@ impl Namespace {
     /// The hash that the chains of this namespace start with.
     #[must_use]
     pub fn root(&self, page_tokens: u32) -> ChainHash {
-        self.root_with(page_tokens, Sabotage::None)
+        self.root_with(page_tokens, Mutant::None)
     }
 
-    pub(crate) fn root_with(&self, page_tokens: u32, sabotage: Sabotage) -> ChainHash {
-        let weights = sabotage.weights_in_root(self.weight_version);
+    pub(crate) fn root_with(&self, page_tokens: u32, mutant: Mutant) -> ChainHash {
+        let weights = mutant.weights_in_root(self.weight_version);
         let words =
             [&self.model, &self.revision, &self.dtype, &self.layout, &self.tenant, &self.lora, &self.salt];
-        let parts = sabotage.parts_of_root(&words.map(String::as_str));
+        let parts = mutant.parts_of_root(&words.map(String::as_str));
         let hasher = Hasher::new(b"root").part(SCHEME);
         let hasher = parts.iter().fold(hasher, |hasher, part| hasher.part(part.as_bytes()));
         hasher.part(&weights.to_le_bytes()).part(&page_tokens.to_le_bytes()).finish()
@@ -126,7 +126,7 @@ pub fn chain(
     tokens: &[u32],
     media: &[Media],
 ) -> Vec<ChainHash> {
-    chain_with(before, first, page_tokens, tokens, media, Sabotage::None)
+    chain_with(before, first, page_tokens, tokens, media, Mutant::None)
 }
 
 pub(crate) fn chain_with(
@@ -135,7 +135,7 @@ pub(crate) fn chain_with(
     page_tokens: u32,
     tokens: &[u32],
     media: &[Media],
-    sabotage: Sabotage,
+    mutant: Mutant,
 ) -> Vec<ChainHash> {
     let mut previous = before;
     let mut bytes = Vec::with_capacity(page_tokens as usize * 4);
@@ -146,7 +146,7 @@ pub(crate) fn chain_with(
         let mut hasher = Hasher::new(b"page").part(&previous.0).part(&position.to_le_bytes()).part(&bytes);
         let tokens = position * page_tokens..(position + 1) * page_tokens;
         for item in media.iter().filter(|item| tokens.contains(&item.at)) {
-            let content = sabotage.media_in_hash(&item.content);
+            let content = mutant.media_in_hash(&item.content);
             hasher = hasher.part(&item.at.to_le_bytes()).part(content);
         }
         previous = hasher.finish();

@@ -10,8 +10,8 @@ use crate::cell::{CellId, RootId};
 use crate::config::Budgets;
 use crate::hash::ChainHash;
 use crate::message::{OpId, OpKind, Operation, PageRecord, ReqId, SpaceId, Tick};
+use crate::mutant::Mutant;
 use crate::ranks::Votes;
-use crate::sabotage::Sabotage;
 
 /// A page of an operation, and the cell that it is of.
 #[derive(Clone, Copy, Debug)]
@@ -65,11 +65,11 @@ pub(crate) struct Ledger {
     budgets: Budgets,
     issued: u64,
     ranks: u32,
-    sabotage: Sabotage,
+    mutant: Mutant,
 }
 
 impl Ledger {
-    pub(crate) fn new(budgets: Budgets, ranks: u32, sabotage: Sabotage) -> Self {
+    pub(crate) fn new(budgets: Budgets, ranks: u32, mutant: Mutant) -> Self {
         Self {
             ops: BTreeMap::new(),
             alarms: BTreeSet::new(),
@@ -77,7 +77,7 @@ impl Ledger {
             budgets,
             issued: 0,
             ranks,
-            sabotage,
+            mutant,
         }
     }
 
@@ -117,9 +117,9 @@ impl Ledger {
     pub(crate) fn close(&mut self, id: OpId) -> Option<LiveOp> {
         let op = self.ops.remove(&id)?;
         self.alarms.remove(&(op.alarm, id));
-        let sabotage = self.sabotage;
+        let mutant = self.mutant;
         let used = self.lane(op.kind);
-        *used = sabotage.budget_used_after(*used, op.share);
+        *used = mutant.budget_used_after(*used, op.share);
         Some(op)
     }
 
@@ -199,7 +199,7 @@ impl Ledger {
 
     fn lane_of(&self, kind: OpKind) -> usize {
         match kind {
-            OpKind::Backup => self.sabotage.lane_of_backups(kind as usize, OpKind::Fetch as usize),
+            OpKind::Backup => self.mutant.lane_of_backups(kind as usize, OpKind::Fetch as usize),
             _ => kind as usize,
         }
     }

@@ -25,10 +25,10 @@ mod index;
 mod inventory;
 mod ledger;
 pub mod message;
+pub mod mutant;
 pub mod policy;
 mod pool;
 pub mod ranks;
-pub mod sabotage;
 pub mod settings;
 mod stats;
 

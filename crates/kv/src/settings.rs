@@ -8,8 +8,8 @@
 use std::fmt;
 
 use crate::config::{Budgets, Config, IndexKind, StoreConfig};
+use crate::mutant::Mutant;
 use crate::policy::{Eviction, PrefetchStart, PrefetchStop, StopKind, WritePolicy};
-use crate::sabotage::Sabotage;
 
 /// The value of a setting, as callers give it.
 #[derive(Clone, Debug, PartialEq)]
@@ -245,9 +245,9 @@ settings! {
     /// Pages of one operation at most.
     op_pages_max: u32 = 128;
     /// Seconds after which no request waits for an operation any more.
-    op_patience: f64 = 30.0;
+    op_timeout: f64 = 30.0;
     /// Seconds between two hints to stop an operation.
-    hint_patience: f64 = 1.0;
+    hint_interval: f64 = 1.0;
     /// Seconds without probes after the store failed or missed a deadline; 0 for none.
     cooldown: f64 = 1.0;
     /// Report every copy that becomes available or is removed.
@@ -286,13 +286,13 @@ impl Settings {
             },
             running_max: self.running_max,
             op_pages_max: self.op_pages_max,
-            op_patience: ticks(self.op_patience),
-            hint_patience: ticks(self.hint_patience),
+            op_timeout: ticks(self.op_timeout),
+            hint_interval: ticks(self.hint_interval),
             cooldown: ticks(self.cooldown),
             ranks: 1,
             rank: 0,
             events: self.events,
-            sabotage: Sabotage::None,
+            mutant: Mutant::None,
         }
     }
 }
@@ -366,7 +366,7 @@ mod tests {
         let config = settings.config(1000, true);
         let stop = PrefetchStop::Timeout { base: 2_000, per_page: 11, most: 30_000 };
         assert_eq!(config.store.map(|store| store.stop), Some(stop));
-        assert_eq!((config.op_patience, config.cooldown), (30_000, 0));
-        assert_eq!(settings.config(1_000_000, false).hint_patience, 1_000_000);
+        assert_eq!((config.op_timeout, config.cooldown), (30_000, 0));
+        assert_eq!(settings.config(1_000_000, false).hint_interval, 1_000_000);
     }
 }

@@ -19,7 +19,7 @@ use tiffin_types::{
     BATCH_ITEMS_MAX, ClientId, ClusterId, EPOCH_MAX, Generation, Key, STAMPS_MAX, SlotId, SlotRef,
     attributes::Attributes,
     message::{CommitItem, DecideItem, PutOptions, Record, Settle},
-    sabotage::sabotaged,
+    mutant::is_mutant,
 };
 
 use super::{Effect, Node, NodeConfig, SlotRecord, SlotState, Slots, Waiting, slots::Identity};
@@ -95,15 +95,15 @@ impl Node {
             return Err(Damage::Header("its stamp high-water mark is out of range"));
         }
         let mut node = Self::new(config);
-        if !sabotaged!(config.sabotage, AdoptAsMember) {
+        if !is_mutant!(config.mutant, AdoptAsMember) {
             node.effects.push_back(Effect::Membership(false));
         }
         node.link.adopt(adopted.epoch, adopted.instance, adopted.cluster);
         node.slots.adopt_stamps(adopted.stamp_high_water);
         let clients = adopted.clients.into_iter();
-        for client in clients.filter(|_| !sabotaged!(config.sabotage, DisownWriters)) {
+        for client in clients.filter(|_| !is_mutant!(config.mutant, DisownWriters)) {
             node.clients.adopt(client);
-            if sabotaged!(config.sabotage, ForgetOldViews) {
+            if is_mutant!(config.mutant, ForgetOldViews) {
                 node.clients.list(client);
             }
         }
@@ -139,7 +139,7 @@ impl Node {
     fn adopt_slot(&mut self, found: Found) -> Result<(), Damage> {
         let Found { slot, record, is_retired, .. } = &found;
         let slot = *slot;
-        if *is_retired && sabotaged!(self.config.sabotage, ForgetParked) {
+        if *is_retired && is_mutant!(self.config.mutant, ForgetParked) {
             return Ok(());
         }
         let damaged = |what| Damage::Slot { slot, what };
@@ -173,7 +173,7 @@ impl Node {
     /// has replaced. What it has read may have got another generation since, and stays. Reservations that the
     /// master has ended are left to their writers and to the master.
     fn commit_unread(&mut self, settle: Settle) {
-        if sabotaged!(self.config.sabotage, ForgetLedger) {
+        if is_mutant!(self.config.mutant, ForgetLedger) {
             return;
         }
         let is_unread = |slots: &Slots, it: &Record| {

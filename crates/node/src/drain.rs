@@ -2,7 +2,7 @@
 
 use tiffin_types::message::{Drain, DrainJob, Released};
 
-use super::{Effect, Node, sabotage::sabotaged};
+use super::{Effect, Node, mutant::is_mutant};
 
 /// Why the node takes no new objects, if it does not.
 #[derive(Debug, Default)]
@@ -42,14 +42,14 @@ impl Node {
     /// that it uses other nodes.
     pub(super) fn drain(&mut self) {
         let drains = self.draining.is_on();
-        self.slots.set_drains(drains && !sabotaged!(self.config.sabotage, FillDrained));
+        self.slots.set_drains(drains && !is_mutant!(self.config.mutant, FillDrained));
         if self.link.is_member() {
             let told = Released {
                 usage: self.slots.usage(),
                 held: self.slots.held().by_namespace(),
                 ..Released::default()
             };
-            self.link.tell_of_ends(told, &mut self.effects);
+            self.link.notify_of_ends(told, &mut self.effects);
         }
         let offers = self.slots.offers();
         if drains && !offers.is_empty() {

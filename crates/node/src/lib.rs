@@ -57,7 +57,7 @@ use tiffin_types::{
         DrainJob, DrainReport, FetchItem, MasterToMember, MemberToMaster, NodeInfo, Reason, Record, Refusal,
         Released, Reply, Settle, Settled, Shortage, Usage, wrong_direction,
     },
-    sabotage::{self, Sabotage, sabotaged},
+    mutant::{self, Mutant, is_mutant},
 };
 
 /// The parameters of a node.
@@ -84,7 +84,7 @@ pub struct NodeConfig {
     /// The secret from which its stamps follow. Memory that is adopted keeps its key.
     pub stamp_key: StampKey,
     /// For the simulation only.
-    pub sabotage: Sabotage,
+    pub mutant: Mutant,
 }
 
 /// An input of the node.
@@ -289,7 +289,7 @@ impl Node {
             config,
             slots: Slots::new(config),
             clients: Clients::default(),
-            link: Link::new(config.sabotage),
+            link: Link::new(config.mutant),
             released: Vec::new(),
             fetches: Fetches::default(),
             suspended: None,
@@ -335,7 +335,7 @@ impl Node {
                 self.dead(client);
                 // State that depends on the client ends now, not after a timeout.
                 if self.link.is_member() {
-                    self.link.tell(MemberToMaster::ClientDied(client), &mut self.effects);
+                    self.link.notify(MemberToMaster::ClientDied(client), &mut self.effects);
                 }
             }
             Event::Detached(client) => self.dead(client),
@@ -360,7 +360,7 @@ impl Node {
             }
             Event::DrainReport(report) => {
                 if self.draining.has(&report.job) && self.link.is_member() {
-                    self.link.tell(MemberToMaster::Drained(Box::new(report)), &mut self.effects);
+                    self.link.notify(MemberToMaster::Drained(Box::new(report)), &mut self.effects);
                 }
             }
             Event::Beat => self.beat(),
@@ -377,7 +377,7 @@ impl Node {
         if (grew || is_held || !self.released.is_empty()) && self.link.is_member() {
             let slot_refs = std::mem::take(&mut self.released);
             let (usage, held) = (self.slots.usage(), self.slots.held().by_namespace());
-            self.link.tell_of_ends(Released { slot_refs, usage, held }, &mut self.effects);
+            self.link.notify_of_ends(Released { slot_refs, usage, held }, &mut self.effects);
         }
     }
 
@@ -452,7 +452,7 @@ impl Node {
 
     fn opened(&mut self, conn: ConnId, client: ClientId, namespace: String) {
         let replaced = self.clients.replaced_by(conn, client);
-        let heard = sabotaged!(self.config.sabotage, NodeHearsOldConnections);
+        let heard = is_mutant!(self.config.mutant, NodeServesOldConnections);
         for old in replaced.into_iter().filter(|_| !heard) {
             self.clients.close(old);
             self.effects.push_back(Effect::Disconnect(old));
@@ -489,7 +489,7 @@ impl Node {
             }
             ClientToNode::KeepViews(slot_refs) => {
                 self.list_views(client, slot_refs.clone());
-                let kept = sabotaged!(self.config.sabotage, KeepAllViews);
+                let kept = is_mutant!(self.config.mutant, KeepAllViews);
                 for slot_ref in self.clients.views_except(client, slot_refs).into_iter().filter(|_| !kept) {
                     self.end_view(client, slot_ref);
                 }
@@ -513,7 +513,7 @@ impl Node {
         let mut outcomes = Vec::with_capacity(commit.items.len());
         let (mut asked, mut is_repeat) = (Vec::new(), false);
         for mut item in commit.items {
-            if sabotaged!(self.config.sabotage, CommitWithoutFence) {
+            if is_mutant!(self.config.mutant, CommitWithoutFence) {
                 item.slot_ref = self.slots.current(item.slot_ref.slot).unwrap_or(item.slot_ref);
             }
             // One that is repeated while the master decides has the same result.
@@ -560,7 +560,7 @@ impl Node {
 
     fn closed(&mut self, conn: ConnId) {
         let Some(client) = self.clients.close(conn) else { return };
-        if sabotaged!(self.config.sabotage, SilenceIsDeath) {
+        if is_mutant!(self.config.mutant, SilenceIsDeath) {
             self.clients.unmap(client);
         }
         self.maybe_gone(client);
@@ -593,7 +593,7 @@ impl Node {
     /// object before, with the settle still in flight. So the memory is free only after the master has
     /// replied; from then on it does not publish the object.
     fn end_reservation(&mut self, slot_ref: SlotRef) {
-        if sabotaged!(self.config.sabotage, EndUnasked) {
+        if is_mutant!(self.config.mutant, EndUnasked) {
             self.slots.retire(slot_ref, &mut self.effects);
         }
         self.slots.end(slot_ref, &mut self.effects);
@@ -658,7 +658,7 @@ impl Node {
             let reservation = self.slots.reserve(state, item, (left, &mut whose), &mut self.effects);
             match &reservation {
                 Ok(it) => self.clients.reserved(client, it.location.slot_ref()),
-                Err(_) if offered || sabotaged!(self.config.sabotage, NeverRecall) => (),
+                Err(_) if offered || is_mutant!(self.config.mutant, NeverRecall) => (),
                 Err(_) => {
                     let offers = self.slots.offers_for(item.len);
                     if !offers.is_empty() {
@@ -684,7 +684,7 @@ impl Node {
     /// its memory is free at once; the master only updates its accounting.
     fn recalled(&mut self, offers: Vec<(SlotRef, bool)>) {
         for (slot_ref, is_recalled) in offers {
-            if !is_recalled && !sabotaged!(self.config.sabotage, RecallClaimed) {
+            if !is_recalled && !is_mutant!(self.config.mutant, RecallClaimed) {
                 self.slots.claim(slot_ref, &mut self.effects);
                 continue;
             }
@@ -712,7 +712,7 @@ impl Node {
         for item in &items {
             let attributes_set =
                 self.slots.set_attributes(item.slot_ref, &item.attributes, &mut self.effects);
-            if attributes_set == AttributesSet::NoSpace && !sabotaged!(self.config.sabotage, NeverRecall) {
+            if attributes_set == AttributesSet::NoSpace && !is_mutant!(self.config.mutant, NeverRecall) {
                 let offers = self.slots.offers_for(0);
                 if !offers.is_empty() {
                     self.effects.push_back(Effect::Recall(offers));

@@ -13,7 +13,7 @@ use tiffin_types::{
         Announce, CommitOutcome, Decide, DecideItem, Heartbeat, MemberReply, MemberToMaster, NodeInfo,
         Register, Registered, Released, Replacement, Reply,
     },
-    sabotage::{Sabotage, sabotaged},
+    mutant::{Mutant, is_mutant},
 };
 
 use super::{
@@ -99,12 +99,12 @@ pub(super) struct Link {
     has_repeats: bool,
     /// Reservations that end when the master has replied.
     ending: BTreeMap<RequestId, Vec<SlotRef>>,
-    sabotage: Sabotage,
+    mutant: Mutant,
 }
 
 impl Link {
-    pub(super) fn new(sabotage: Sabotage) -> Self {
-        Self { sabotage, ..Self::default() }
+    pub(super) fn new(mutant: Mutant) -> Self {
+        Self { mutant, ..Self::default() }
     }
 
     pub(super) fn epoch(&self) -> u64 {
@@ -130,13 +130,13 @@ impl Link {
     }
 
     /// Sends the master a request whose reply does not matter.
-    pub(super) fn tell(&mut self, request: MemberToMaster, effects: &mut VecDeque<Effect>) {
+    pub(super) fn notify(&mut self, request: MemberToMaster, effects: &mut VecDeque<Effect>) {
         let id = self.next_id();
         effects.push_back(Effect::AskMaster(id, request));
     }
 
     /// Informs the master of reservations that are to end, and of the usage.
-    pub(super) fn tell_of_ends(&mut self, released: Released, effects: &mut VecDeque<Effect>) {
+    pub(super) fn notify_of_ends(&mut self, released: Released, effects: &mut VecDeque<Effect>) {
         let id = self.next_id();
         if !released.slot_refs.is_empty() {
             self.ending.insert(id, released.slot_refs.clone());
@@ -223,7 +223,7 @@ impl Link {
         // would take the item for a new put.
         let is_committed = |it: &DecideItem| slots.state(it.item.slot_ref) == Some(SlotState::Committed);
         waiting.is_asked = self.is_member() || (may_speak && !waiting.asked.iter().any(is_committed));
-        if !waiting.is_asked && may_speak && !sabotaged!(self.sabotage, AskTogether) {
+        if !waiting.is_asked && may_speak && !is_mutant!(self.mutant, AskTogether) {
             // The master gives up the other objects of the batch if they are announced before it is asked.
             let prepared: Vec<_> = waiting.asked.iter().filter(|it| !is_committed(it)).cloned().collect();
             if !prepared.is_empty() {
@@ -316,7 +316,7 @@ impl Node {
                 views_refused: self.views_refused,
                 limits: Vec::new(),
             };
-            self.link.tell(MemberToMaster::Heartbeat(Box::new(beat)), &mut self.effects);
+            self.link.notify(MemberToMaster::Heartbeat(Box::new(beat)), &mut self.effects);
             self.link.present_unasked(&self.slots, &mut self.effects);
         }
     }
@@ -360,7 +360,7 @@ impl Node {
 
     /// From now on the node does not receive retires.
     pub(super) fn unlinked(&mut self) {
-        if self.link.is_member() && !sabotaged!(self.config.sabotage, StayMember) {
+        if self.link.is_member() && !is_mutant!(self.config.mutant, StayMember) {
             self.effects.push_back(Effect::Membership(false));
         }
         self.link.stage = Stage::Broken;
@@ -370,7 +370,7 @@ impl Node {
     }
 
     fn registered(&mut self, registered: Registered) {
-        if !serves(self.config.sabotage, (self.link.epoch, self.link.instance), &registered) {
+        if !serves(self.config.mutant, (self.link.epoch, self.link.instance), &registered) {
             self.link.stage = Stage::Broken;
             let (served, offered) = (self.link.epoch, registered.epoch);
             return self.effects.push_back(Effect::RejectMaster { served, offered });
@@ -435,8 +435,8 @@ impl Node {
 
 /// Whether a member that served a master of that epoch and instance may serve this one: the same master
 /// again, or one of a greater epoch. Any other master has lost its state, and knows less than the member.
-pub(crate) fn serves(sabotage: Sabotage, (epoch, instance): (u64, u64), registered: &Registered) -> bool {
+pub(crate) fn serves(mutant: Mutant, (epoch, instance): (u64, u64), registered: &Registered) -> bool {
     let is_same = (epoch, instance) == (registered.epoch, registered.instance);
-    let any = sabotaged!(sabotage, ServeAnyEpoch) || sabotaged!(sabotage, DiscardForOthers);
+    let any = is_mutant!(mutant, ServeAnyEpoch) || is_mutant!(mutant, DiscardForOthers);
     is_same || registered.epoch > epoch || any
 }

@@ -544,7 +544,7 @@ impl Heap {
 mod tests {
     use proptest::prelude::*;
 
-    use tiffin_types::{SegmentId, sabotage::Sabotage};
+    use tiffin_types::{SegmentId, mutant::Mutant};
 
     use super::*;
 
@@ -559,7 +559,7 @@ mod tests {
             restores: false,
             extents_max: 1,
             stamp_key: crate::StampKey::from_bytes([0; 16]),
-            sabotage: Sabotage::None,
+            mutant: Mutant::None,
         }
     }
 

@@ -25,7 +25,7 @@ use tiffin_types::{
     ClientId, EXTENT_ALIGN, Extent, Generation, Key, Location, Reservation, SlotId, SlotRef, Stamp,
     attributes::Attributes,
     message::{AllocateItem, Record, Resource, Shortage, Usage, Views},
-    sabotage::sabotaged,
+    mutant::is_mutant,
     space_for,
 };
 
@@ -202,7 +202,7 @@ impl Slots {
     /// of older uses may be unknown until [`Self::all_views_are_listed`].
     pub(super) fn adopt_stamps(&mut self, high_water: u64) {
         (self.next_number, self.stamp_high_water, self.unlisted_below) = (high_water, high_water, high_water);
-        if sabotaged!(self.config.sabotage, ReuseStamps) {
+        if is_mutant!(self.config.mutant, ReuseStamps) {
             (self.next_number, self.stamp_high_water) = (1, 1);
         }
     }
@@ -327,7 +327,7 @@ impl Slots {
 
     /// Memory that was withheld is allocated, or could not be.
     pub(super) fn restored(&mut self, extents: Vec<Extent>, is_allocated: bool) {
-        let is_allocated = is_allocated || sabotaged!(self.config.sabotage, UseUnrestored);
+        let is_allocated = is_allocated || is_mutant!(self.config.mutant, UseUnrestored);
         self.freed += u64::from(is_allocated);
         self.metadata.restored(extents, is_allocated, &mut self.space);
     }
@@ -478,7 +478,7 @@ impl Slots {
         identity: Identity,
         effects: &mut VecDeque<Effect>,
     ) -> bool {
-        let ignores_writer = sabotaged!(self.config.sabotage, CommitWithoutFence);
+        let ignores_writer = is_mutant!(self.config.mutant, CommitWithoutFence);
         let Some(slot) = get_mut(&mut self.slots, slot_ref) else { return false };
         let mine = match slot.state {
             SlotState::Reserved(client) | SlotState::Offered(client) => {
@@ -615,7 +615,7 @@ impl Slots {
         let Some(place) = self.slots.get_mut(slot_ref.slot.0 as usize) else { return false };
         let Some(slot) = place.take_if(|slot| slot.stamp == slot_ref.stamp) else { return false };
         let stays = self.is_in_use(slot_ref);
-        if !sabotaged!(self.config.sabotage, ReuseBeforeRetire) {
+        if !is_mutant!(self.config.mutant, ReuseBeforeRetire) {
             let slot = slot_ref.slot;
             effects.push_back(if stays { Effect::Park { slot } } else { Effect::Withdraw { slot } });
         }
@@ -705,8 +705,7 @@ impl Slots {
 
     /// Whether this use is viewed, sent or stored, or may be in view.
     fn is_in_use(&self, slot_ref: SlotRef) -> bool {
-        let is_held =
-            self.use_counts.contains_key(&slot_ref) && !sabotaged!(self.config.sabotage, IgnoreViews);
+        let is_held = self.use_counts.contains_key(&slot_ref) && !is_mutant!(self.config.mutant, IgnoreViews);
         let is_from_before = |it: Stamp| self.config.stamp_key.number(it) < self.unlisted_below;
         is_held || self.unlisted_below > 0 && is_from_before(slot_ref.stamp)
     }

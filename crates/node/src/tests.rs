@@ -42,7 +42,7 @@ impl Bench {
             restores: false,
             extents_max: tiffin_types::EXTENTS_MAX,
             stamp_key: StampKey::from_bytes(*b"sixteen letters!"),
-            sabotage: Sabotage::None,
+            mutant: Mutant::None,
         };
         let (claimed, recalls) = (BTreeSet::new(), Vec::new());
         let (node, image) = (Node::new(config), Image::default());
@@ -341,9 +341,9 @@ fn view_keeps_memory_and_needs_a_valid_stamp() {
 }
 
 /// How many of 32 objects, which fill the memory, one client can view, and then another one.
-fn viewed_by_two(sabotage: Sabotage) -> (usize, usize) {
+fn viewed_by_two(mutant: Mutant) -> (usize, usize) {
     let mut bench = Bench::with_slots(32, 32);
-    bench.node.config.sabotage = sabotage;
+    bench.node.config.mutant = mutant;
     let other = (ConnId(2), ClientId(8));
     bench.handle(Event::Opened { conn: other.0, client: other.1, namespace: "default".into() });
     [WRITER, other.1].into_iter().for_each(|client| bench.handle(Event::Mapped(client)));
@@ -365,7 +365,7 @@ fn viewed_by_two(sabotage: Sabotage) -> (usize, usize) {
 #[test]
 fn views_of_one_client_leave_memory_to_others() {
     // The second one takes one of two units that are not in view, and may view fifteen times the other.
-    assert_eq!(viewed_by_two(Sabotage::None), (30, 15));
+    assert_eq!(viewed_by_two(Mutant::None), (30, 15));
 }
 
 #[test]
@@ -789,13 +789,13 @@ fn replaced_connection_is_closed_and_ignored() {
 }
 
 #[test]
-#[cfg(feature = "sabotage")]
+#[cfg(feature = "mutants")]
 fn node_that_hears_a_replaced_connection_is_noticed() {
-    let all = [Sabotage::NodeHearsOldConnections, Sabotage::ViewEverything, Sabotage::AskTogether];
-    assert_eq!(Sabotage::OF_NODES, all);
-    assert_eq!(viewed_by_two(Sabotage::ViewEverything), (32, 32));
+    let all = [Mutant::NodeServesOldConnections, Mutant::ViewEverything, Mutant::AskTogether];
+    assert_eq!(Mutant::OF_NODES, all);
+    assert_eq!(viewed_by_two(Mutant::ViewEverything), (32, 32));
     let mut bench = Bench::new();
-    bench.node.config.sabotage = Sabotage::NodeHearsOldConnections;
+    bench.node.config.mutant = Mutant::NodeServesOldConnections;
     let location = bench.reserve(10).unwrap().location;
     bench.handle(Event::Opened { conn: ConnId(2), client: WRITER, namespace: "default".into() });
     assert_ne!(bench.effects, [Effect::Disconnect(CONN)]);

@@ -248,13 +248,13 @@ fn prepared_object_is_stored_only_if_that_was_decided() {
 
 /// What a node sends that was started on memory with two prepared objects, of which the master has published
 /// one; and what it holds when the master has stored the other one as well.
-fn asked_about_two_prepared_objects(sabotage: Sabotage) -> (Vec<&'static str>, usize) {
+fn asked_about_two_prepared_objects(mutant: Mutant) -> (Vec<&'static str>, usize) {
     let mut bench = Bench::new();
     let [published, other] = [0; 2].map(|_| bench.reserve(UNIT).unwrap().location);
     for location in [published, other] {
         bench.commit(location, UNIT);
     }
-    bench.node.config.sabotage = sabotage;
+    bench.node.config.mutant = mutant;
     bench.restart(&[]);
     bench.handle(Event::Linked(NodeInfo::default()));
     let record = Record {
@@ -291,13 +291,13 @@ fn asked_about_two_prepared_objects(sabotage: Sabotage) -> (Vec<&'static str>, u
 
 #[test]
 fn prepared_objects_are_asked_about_before_the_announcement() {
-    assert_eq!(asked_about_two_prepared_objects(Sabotage::None), (vec!["decide", "announce"], 2));
+    assert_eq!(asked_about_two_prepared_objects(Mutant::None), (vec!["decide", "announce"], 2));
 }
 
-#[cfg(feature = "sabotage")]
+#[cfg(feature = "mutants")]
 #[test]
 fn mutant_of_questions_before_the_announcement_is_noticed() {
-    assert_eq!(asked_about_two_prepared_objects(Sabotage::AskTogether), (vec!["announce"], 1));
+    assert_eq!(asked_about_two_prepared_objects(Mutant::AskTogether), (vec!["announce"], 1));
 }
 
 #[test]

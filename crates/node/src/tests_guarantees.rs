@@ -138,10 +138,10 @@ fn namespaces_without_a_minimum_are_forgotten() {
     assert!(bench.node.slots.counted_namespaces() <= 66, "{}", bench.node.slots.counted_namespaces());
 }
 
-#[cfg(feature = "sabotage")]
+#[cfg(feature = "mutants")]
 #[test]
 fn a_node_that_gives_away_what_is_guaranteed_is_noticed() {
     let mut bench = Bench::new();
-    bench.node.slots.sabotage(Sabotage::TakeGuaranteed);
+    bench.node.slots.mutant(Mutant::TakeGuaranteed);
     assert!(bench.request("", ONE, 8, 0).is_ok());
 }

@@ -3,7 +3,7 @@
 //! **Invariant:** a transfer counts as a use of its slot from its begin to its end, so the memory is not
 //! reused meanwhile.
 
-use tiffin_types::{ClientId, Extent, SlotRef, sabotage::sabotaged};
+use tiffin_types::{ClientId, Extent, SlotRef, mutant::is_mutant};
 
 use super::{Node, SlotState};
 
@@ -22,7 +22,7 @@ impl Node {
         }
         let extents = self.slots.cut(slot_ref, offset, len)?;
         self.slots.claim(slot_ref, &mut self.effects);
-        if !(client == ClientId::PROMOTER && sabotaged!(self.config.sabotage, PromoteUnheld)) {
+        if !(client == ClientId::PROMOTER && is_mutant!(self.config.mutant, PromoteUnheld)) {
             self.slots.begin_use(slot_ref);
         }
         Some(extents)
@@ -71,7 +71,7 @@ impl Node {
     pub fn end_send(&mut self, slot_ref: SlotRef, cached_epoch: Option<u64>) -> bool {
         let freed = self.slots.freed();
         let valid =
-            self.is_valid_for(slot_ref, cached_epoch) || sabotaged!(self.config.sabotage, SendWithoutCheck);
+            self.is_valid_for(slot_ref, cached_epoch) || is_mutant!(self.config.mutant, SendWithoutCheck);
         self.slots.end_use(slot_ref, &mut self.effects);
         self.report_space(freed, false);
         valid
@@ -102,7 +102,7 @@ impl Node {
     /// it.
     fn is_valid_for(&self, slot_ref: SlotRef, cached_epoch: Option<u64>) -> bool {
         let Some(state) = self.slots.state(slot_ref) else { return false };
-        let is_member = self.link.is_member() || sabotaged!(self.config.sabotage, StayMember);
+        let is_member = self.link.is_member() || is_mutant!(self.config.mutant, StayMember);
         let is_named = |epoch| is_member && epoch == self.link.epoch() && state == SlotState::Committed;
         cached_epoch.is_none_or(is_named)
     }

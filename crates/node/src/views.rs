@@ -1,6 +1,6 @@
 //! Views: which memory clients keep in use.
 
-use tiffin_types::{ClientId, SlotRef, sabotage::sabotaged};
+use tiffin_types::{ClientId, SlotRef, mutant::is_mutant};
 
 use crate::Node;
 
@@ -16,7 +16,7 @@ impl Node {
         let (space, usage) = (self.slots.space(slot_ref), self.slots.usage());
         let capacity = self.slots.capacity().saturating_sub(usage.granted);
         let begins = self.clients.may_view(client, slot_ref, (space, capacity))
-            || sabotaged!(self.config.sabotage, ViewEverything);
+            || is_mutant!(self.config.mutant, ViewEverything);
         if begins {
             self.clients.begin_view(client, slot_ref, space);
             self.slots.begin_use(slot_ref);

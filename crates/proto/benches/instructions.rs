@@ -21,7 +21,7 @@ use tiffin_types::message::{
     Allocate, AllocateItem, ClientToMaster, ClientToNode, Commit, CommitItem, MasterToMember, PutOptions,
     Reply,
 };
-use tiffin_types::sabotage::Sabotage;
+use tiffin_types::mutant::Mutant;
 use tiffin_types::{ClientId, ConnId, EXTENTS_MAX, Key, RequestId, SegmentId};
 
 /// Enough that the tables have their usual shape, few enough that Callgrind fills them in a second.
@@ -140,7 +140,7 @@ fn node_side() {
         restores: false,
         extents_max: EXTENTS_MAX,
         stamp_key: node::StampKey::from_bytes([7; 16]),
-        sabotage: Sabotage::None,
+        mutant: Mutant::None,
     };
     let (mut node, client, conn) = (Node::new(config), ClientId(9), ConnId(1));
     node.handle(node::Event::Opened { conn, client, namespace: "default".into() });

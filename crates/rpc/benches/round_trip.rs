@@ -13,7 +13,7 @@ use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
 use tiffin_proto::{Incoming, encode_reply, encode_request};
-use tiffin_rpc::{Address, Blocking, Connection, Greeting, Inbox, Listener, Outbox, Reach, with_blocking};
+use tiffin_rpc::{Address, Blocking, Connection, Handshake, Inbox, Listener, Outbox, Reach, with_blocking};
 use tiffin_types::message::{ClientToMaster, Hello, Reply, Resolve, Resolved, Welcome};
 use tiffin_types::{ClientId, Key, RequestId};
 use tokio::runtime::{Builder, Handle, Runtime};
@@ -44,7 +44,8 @@ fn server(address: &str) -> (Runtime, Address) {
     runtime.spawn(async move {
         loop {
             let stream = listener.accept().await;
-            let greeting = Greeting::receive(stream, Instant::now() + Duration::from_secs(60)).await.unwrap();
+            let greeting =
+                Handshake::receive(stream, Instant::now() + Duration::from_secs(60)).await.unwrap();
             let (outbox, inbox) = greeting.welcome(Welcome::default());
             tokio::spawn(serve(outbox, inbox));
         }

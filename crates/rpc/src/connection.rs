@@ -104,19 +104,19 @@ impl Connection {
         self.call_inner(&[], request.into(), deadline, Some(Box::new(late)))
     }
 
-    /// Like [`Self::call_or`]; the peer receives `told` before the request.
+    /// Like [`Self::call_or`]; the peer receives `before` before the request.
     pub fn call_after<'a>(
         &'a self,
-        told: &'a [ClientToMaster],
+        before: &'a [ClientToMaster],
         request: impl Into<RequestRef<'a>>,
         deadline: Instant,
         late: impl FnOnce(Reply) + Send + 'static,
     ) -> impl Future<Output = Result<Reply, CallError>> + Send + 'a {
-        self.call_inner(told, request.into(), deadline, Some(Box::new(late)))
+        self.call_inner(before, request.into(), deadline, Some(Box::new(late)))
     }
 
     /// Sends a message without waiting for its reply. A later call on a lane may overtake it.
-    pub fn tell<'a>(&self, request: impl Into<RequestRef<'a>>) -> Result<(), SendError> {
+    pub fn notify<'a>(&self, request: impl Into<RequestRef<'a>>) -> Result<(), SendError> {
         self.shared.outbox.request(self.shared.next_id(), request)
     }
 
@@ -149,7 +149,7 @@ impl Connection {
 
     async fn call_inner(
         &self,
-        told: &[ClientToMaster],
+        before: &[ClientToMaster],
         request: RequestRef<'_>,
         deadline: Instant,
         late: Option<Late>,
@@ -158,8 +158,8 @@ impl Connection {
         let trace = traced.context.as_ref();
         let lane = if blocking() == Blocking::Never { None } else { self.shared.lanes.begin() };
         let reply = match lane {
-            Some(lane) => self.shared.call_on(lane, told, (request, trace), deadline, late).await,
-            None => self.shared.call(told, (request, trace), deadline, late).await,
+            Some(lane) => self.shared.call_on(lane, before, (request, trace), deadline, late).await,
+            None => self.shared.call(before, (request, trace), deadline, late).await,
         };
         traced.end(&reply);
         reply
@@ -211,14 +211,14 @@ impl Shared {
     /// Calls over the shared connection.
     async fn call(
         &self,
-        told: &[ClientToMaster],
+        before: &[ClientToMaster],
         (request, trace): (RequestRef<'_>, Option<&TraceContext>),
         deadline: Instant,
         late: Option<Late>,
     ) -> Result<Reply, CallError> {
         let id = self.next_id();
-        let mut frames = Vec::with_capacity(told.len() + 1);
-        for it in told {
+        let mut frames = Vec::with_capacity(before.len() + 1);
+        for it in before {
             frames.push(tiffin_proto::encode_request(self.next_id(), it)?);
         }
         frames.push(tiffin_proto::encode_traced_request(id, request, trace)?);
@@ -252,13 +252,13 @@ impl Shared {
     async fn call_on(
         &self,
         mut lane: LaneCall,
-        told: &[ClientToMaster],
+        before: &[ClientToMaster],
         (request, trace): (RequestRef<'_>, Option<&TraceContext>),
         deadline: Instant,
         late: Option<Late>,
     ) -> Result<Reply, CallError> {
-        let mut frames = Vec::with_capacity(told.len() + 1);
-        for it in told {
+        let mut frames = Vec::with_capacity(before.len() + 1);
+        for it in before {
             frames.push(tiffin_proto::encode_request(lane.next_id(), it)?);
         }
         frames.push(tiffin_proto::encode_traced_request(lane.id(), request, trace)?);
@@ -354,7 +354,7 @@ impl Drop for Call<'_> {
     }
 }
 
-/// Whether the peer may delay the reply to a request for long, and is told when its caller gives up.
+/// Whether the peer may delay the reply to a request for long, and is before when its caller gives up.
 fn is_cancellable(request: RequestRef<'_>) -> bool {
     use ClientToMaster::{Await, Reserve};
     matches!(request, RequestRef::ClientToMaster(Reserve(_) | Await(_)))

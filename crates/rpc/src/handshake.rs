@@ -105,7 +105,7 @@ fn tls_error(address: &Address, error: &io::Error) -> Option<CallError> {
 
 /// A peer that connected and sent its hello, and waits for the reply.
 #[derive(Debug)]
-pub struct Greeting {
+pub struct Handshake {
     /// Its hello.
     pub hello: Hello,
     id: RequestId,
@@ -113,7 +113,7 @@ pub struct Greeting {
     inbox: Inbox,
 }
 
-impl Greeting {
+impl Handshake {
     /// Waits for the hello. A peer that is silent, or speaks another protocol or major version, is
     /// disconnected here, with a line in the log; then there is nothing to do.
     pub async fn receive(stream: Stream, deadline: Instant) -> Option<Self> {

@@ -6,7 +6,7 @@
 //!   on loopback also listens on a Unix socket, which clients of the same user prefer ([`Reach`]).
 //! - [`Outbox`] and [`Inbox`]: the two ends of one stream. Sending never waits, and uses no other
 //!   thread while the socket has space; receiving survives any bytes.
-//! - [`dial`] and [`Greeting`]: the handshake, from the side that connects and the side that accepts.
+//! - [`dial`] and [`Handshake`]: the handshake, from the side that connects and the side that accepts.
 //! - [`Connection`]: many calls at once, each with its deadline. Tasks share one stream; a thread that may
 //!   block has one of its own, a *lane*.
 //!
@@ -45,11 +45,11 @@ pub use address::{Address, AddressError};
 pub use blocking::{Blocking, blocking, with_blocking};
 pub use budget::{Budget, BudgetUse};
 pub use connection::{Connection, MASTER_SERVICE, NODE_SERVICE};
-pub use handshake::{Dialed, Greeting, HELLO_BYTES_MAX, dial};
+pub use handshake::{Dialed, HELLO_BYTES_MAX, Handshake, dial};
 pub use lanes::LANES_MAX;
 pub use local::{Reach, Via};
 pub use mailbox::{Inbox, OUTBOX_BYTES_MAX, Outbox, SendError, Taken};
-pub use masters::{Heard, MASTERS_MAX, Masters, MastersError, superseded};
+pub use masters::{LastMessage, MASTERS_MAX, Masters, MastersError, superseded};
 pub use stream::{ConnectError, ListenError, Listener, Peer, Stream};
 
 /// Why a call has no reply.

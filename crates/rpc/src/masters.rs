@@ -346,12 +346,12 @@ impl Eq for Masters {}
 
 /// The time of the last message from a peer.
 #[derive(Debug)]
-pub struct Heard {
+pub struct LastMessage {
     start: Instant,
     after_ms: AtomicU64,
 }
 
-impl Heard {
+impl LastMessage {
     /// A message arrives now.
     #[must_use]
     pub fn now() -> Self {
@@ -372,7 +372,7 @@ impl Heard {
 }
 
 /// Ends when a master of that epoch is silent and another one leads. Never ends with one address.
-pub async fn superseded(masters: &Masters, epoch: u64, via: &Via, token: &str, heard: &Heard) {
+pub async fn superseded(masters: &Masters, epoch: u64, via: &Via, token: &str, last_message: &LastMessage) {
     if masters.single().is_some() {
         return std::future::pending().await;
     }
@@ -381,7 +381,7 @@ pub async fn superseded(masters: &Masters, epoch: u64, via: &Via, token: &str, h
     let label = "looks for the leader".to_owned();
     let hello = Hello { token: token.to_owned(), client, namespace, label, ..Hello::default() };
     loop {
-        let due = heard.last() + SILENCE;
+        let due = last_message.last() + SILENCE;
         if due > Instant::now() {
             sleep_until(due).await;
             continue;

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tiffin_proto::Incoming;
-use tiffin_rpc::{Address, Budget, BudgetUse, Dialed, Greeting, Inbox, Listener, Outbox, Reach, dial};
+use tiffin_rpc::{Address, Budget, BudgetUse, Dialed, Handshake, Inbox, Listener, Outbox, Reach, dial};
 use tiffin_types::message::{ClientToMaster, Hello, Reply, RequestRef, Resolve, Welcome};
 use tiffin_types::{Key, RequestId};
 use tokio::io::AsyncWriteExt;
@@ -16,7 +16,7 @@ const MIB: usize = 1 << 20;
 /// Far enough that only a hang reaches it.
 const MINUTE: Duration = Duration::from_secs(60);
 
-fn patient() -> Instant {
+fn soon() -> Instant {
     Instant::now() + MINUTE
 }
 
@@ -26,11 +26,11 @@ async fn pair(budget: &Arc<Budget>) -> ((Outbox, Inbox), Dialed) {
     let listener = Listener::bind(&any).await.unwrap();
     let address = listener.local_address().clone();
     let accept = async {
-        let mut greeting = Greeting::receive(listener.accept().await, patient()).await.unwrap();
-        greeting.share(budget);
-        greeting.welcome(Welcome::default())
+        let mut handshake = Handshake::receive(listener.accept().await, soon()).await.unwrap();
+        handshake.share(budget);
+        handshake.welcome(Welcome::default())
     };
-    let (accepted, dialed) = tokio::join!(accept, dial(&address, Reach::Far, Hello::default(), patient()));
+    let (accepted, dialed) = tokio::join!(accept, dial(&address, Reach::Far, Hello::default(), soon()));
     (accepted, dialed.unwrap())
 }
 
@@ -55,9 +55,9 @@ async fn half_request(budget: &Arc<Budget>) -> (tokio::net::TcpStream, tokio::ta
         .write_all(&tiffin_proto::encode_request(RequestId(0), RequestRef::Hello(&hello)).unwrap())
         .await
         .unwrap();
-    let mut greeting = Greeting::receive(listener.accept().await, patient()).await.unwrap();
-    greeting.share(budget);
-    let (outbox, mut inbox) = greeting.welcome(Welcome::default());
+    let mut handshake = Handshake::receive(listener.accept().await, soon()).await.unwrap();
+    handshake.share(budget);
+    let (outbox, mut inbox) = handshake.welcome(Welcome::default());
     let receiving = tokio::spawn(async move {
         while inbox.next().await.is_some() {}
         drop(outbox);

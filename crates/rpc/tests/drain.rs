@@ -5,13 +5,13 @@
 use std::time::Duration;
 
 use tiffin_proto::Incoming;
-use tiffin_rpc::{Address, Dialed, Greeting, Inbox, Listener, Outbox, Reach, SendError, dial};
+use tiffin_rpc::{Address, Dialed, Handshake, Inbox, Listener, Outbox, Reach, SendError, dial};
 use tiffin_types::message::{Hello, MasterToMember, Reply, Request, Welcome};
 use tiffin_types::{ClientId, RequestId};
 use tokio::time::Instant;
 
 /// Far enough that only a hang reaches it.
-fn patient() -> Instant {
+fn soon() -> Instant {
     Instant::now() + Duration::from_secs(60)
 }
 
@@ -21,10 +21,10 @@ async fn pair(reach: Reach) -> ((Outbox, Inbox), Dialed) {
     let listener = Listener::bind(&any).await.unwrap();
     let address = listener.local_address().clone();
     let accept = async {
-        let greeting = Greeting::receive(listener.accept().await, patient()).await.unwrap();
-        greeting.welcome(Welcome::default())
+        let handshake = Handshake::receive(listener.accept().await, soon()).await.unwrap();
+        handshake.welcome(Welcome::default())
     };
-    let (accepted, dialed) = tokio::join!(accept, dial(&address, reach, Hello::default(), patient()));
+    let (accepted, dialed) = tokio::join!(accept, dial(&address, reach, Hello::default(), soon()));
     (accepted, dialed.unwrap())
 }
 

@@ -34,8 +34,8 @@ async fn who_is_near_finds_a_port_without_a_twin_too() {
     let (accepted, stream) = tokio::join!(listener.accept(), Stream::connect(&address, Reach::Near));
     assert!(accepted.is_ok() && matches!(stream.unwrap().peer(), Peer::Tcp(_)));
     drop(listener);
-    let patient = Instant::now() + Duration::from_secs(60);
-    let error = Connection::open_by(&address, Reach::Near, Hello::default(), patient).await.unwrap_err();
+    let deadline = Instant::now() + Duration::from_secs(60);
+    let error = Connection::open_by(&address, Reach::Near, Hello::default(), deadline).await.unwrap_err();
     assert!(matches!(&error, CallError::Connect { .. }), "{error}");
     assert!(error.to_string().contains(&format!("cannot connect to `{address}`")), "{error}");
 }

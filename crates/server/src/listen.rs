@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use socket2::{SockRef, TcpKeepalive};
 use tiffin_core::master::LimitStat;
-use tiffin_rpc::{Greeting, Listener, Peer, Stream};
+use tiffin_rpc::{Handshake, Listener, Peer, Stream};
 use tiffin_transport::{AnswerTime, LimitUse, Pending};
 use tiffin_types::ClientId;
 use tiffin_types::NAMESPACE_BYTES_MAX;
@@ -42,7 +42,7 @@ const REFUSALS_MAX: usize = 256;
 /// The maximum number of connections that have not sent a valid hello; one more closes the oldest.
 const PENDING_MAX: usize = 1024;
 /// The time limit for a peer's hello.
-const GREETING_TIME_MAX: Duration = Duration::from_secs(10);
+const HANDSHAKE_TIME_MAX: Duration = Duration::from_secs(10);
 /// The idle time before the first TCP keepalive probe, and the time between probes.
 const KEEPALIVE: Duration = Duration::from_secs(15);
 /// The refusal of an id that no client may choose: other parts of a server act under it.
@@ -55,19 +55,23 @@ const UNACKNOWLEDGED_MAX: Duration = Duration::from_secs(45);
 /// A server behind an accept loop.
 pub(crate) trait Host: Send + Sync + 'static {
     /// The admission rules.
-    fn door(&self) -> &Door;
+    fn admission(&self) -> &Admission;
 
     /// Learns of a connection whose task panics.
     fn supervisor(&self) -> &Arc<Supervisor>;
 
     /// Welcomes an admitted peer, and serves it until the connection ends. Everything that the peer may
     /// rely on is done before the welcome is sent.
-    fn visit(self: Arc<Self>, greeting: Greeting, holder: Arc<Holder>) -> impl Future<Output = ()> + Send;
+    fn serve_peer(
+        self: Arc<Self>,
+        handshake: Handshake,
+        holder: Arc<Holder>,
+    ) -> impl Future<Output = ()> + Send;
 }
 
 /// The requirements for a connection, and the number of open ones.
 #[derive(Debug)]
-pub(crate) struct Door {
+pub(crate) struct Admission {
     access: Arc<Access>,
     clients: ClientIds,
     nodes_enter: bool,
@@ -81,7 +85,7 @@ pub(crate) struct Door {
     pending: Mutex<Vec<Arc<Pending>>>,
 }
 
-impl Door {
+impl Admission {
     /// Requires one of these tokens; accepts nodes as well as clients if `nodes_enter`.
     pub(crate) fn new(access: Arc<Access>, nodes_enter: bool) -> Self {
         let (inside, refused, surplus, surplus_of_tokens, pending) = Default::default();
@@ -229,20 +233,20 @@ async fn serve_at_most<H: Host>(
     pending_max: usize,
 ) {
     let pending = Pending::new(pending_max);
-    host.door().pending.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::clone(&pending));
-    let mut visits = JoinSet::new();
+    host.admission().pending.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::clone(&pending));
+    let mut connections = JoinSet::new();
     loop {
         let stream = listener.accept().await;
-        while visits.try_join_next().is_some() {}
-        let is_full = visits.len() >= connections_max;
-        host.door().surplus.fetch_add(u64::from(is_full), Ordering::Relaxed);
-        if visits.len() >= connections_max + REFUSALS_MAX {
+        while connections.try_join_next().is_some() {}
+        let is_full = connections.len() >= connections_max;
+        host.admission().surplus.fetch_add(u64::from(is_full), Ordering::Relaxed);
+        if connections.len() >= connections_max + REFUSALS_MAX {
             tracing::warn!(address = %listener.local_address(), "too many connections: closed one");
             continue;
         }
         let places = Places { is_full, of_token_max: token_connections_max(connections_max) };
-        let greeted = greet(stream, Arc::clone(&host), Arc::clone(&pending), places);
-        visits.spawn(host.supervisor().watch("the task of a connection", greeted));
+        let served = admit(stream, Arc::clone(&host), Arc::clone(&pending), places);
+        connections.spawn(host.supervisor().watch("the task of a connection", served));
     }
 }
 
@@ -255,42 +259,42 @@ struct Places {
     of_token_max: usize,
 }
 
-async fn greet<H: Host>(stream: Stream, host: Arc<H>, pending: Arc<Pending>, places: Places) {
+async fn admit<H: Host>(stream: Stream, host: Arc<H>, pending: Arc<Pending>, places: Places) {
     keep_alive(&stream);
-    let deadline = Instant::now() + GREETING_TIME_MAX;
+    let deadline = Instant::now() + HANDSHAKE_TIME_MAX;
     let cut = Arc::new(Notify::new());
     let from = match stream.peer() {
         Peer::Tcp(address) => Some(address.ip()),
         Peer::Unix { .. } | Peer::Gone => None,
     };
     let entry = pending.enter_from(&cut, from);
-    let door = host.door();
-    let greeting = tokio::select! {
+    let admission = host.admission();
+    let handshake = tokio::select! {
         biased;
         () = cut.notified() => {
-            door.refused.fetch_add(1, Ordering::Relaxed);
+            admission.refused.fetch_add(1, Ordering::Relaxed);
             return;
         }
-        greeting = Greeting::receive(stream, deadline) => greeting,
+        handshake = Handshake::receive(stream, deadline) => handshake,
     };
-    let Some(mut greeting) = greeting else { return };
+    let Some(mut handshake) = handshake else { return };
     let busy = |message: &str| {
         let refusal = Refusal { reason: Reason::Busy, message: message.to_owned() };
         (refusal, AnswerTime::Now)
     };
     let admitted = match places.is_full {
         true => Err(busy("too many connections")),
-        false => door.check(&greeting.hello, greeting.peer()),
+        false => admission.check(&handshake.hello, handshake.peer()),
     };
     let connected = admitted.and_then(|holder| {
-        let connected = holder.connected(greeting.outbox().clone(), places.of_token_max);
-        door.surplus_of_tokens.fetch_add(u64::from(connected.is_none()), Ordering::Relaxed);
+        let connected = holder.connected(handshake.outbox().clone(), places.of_token_max);
+        admission.surplus_of_tokens.fetch_add(u64::from(connected.is_none()), Ordering::Relaxed);
         Ok((connected.ok_or_else(|| busy(TOKEN_IS_FULL))?, holder))
     });
     let (_connected, holder) = match connected {
         Ok(connected) => connected,
         Err((refusal, time)) => {
-            door.refused.fetch_add(1, Ordering::Relaxed);
+            admission.refused.fetch_add(1, Ordering::Relaxed);
             // Until it is told, it counts as a connection without a valid hello.
             let is_told = tokio::select! {
                 biased;
@@ -298,20 +302,20 @@ async fn greet<H: Host>(stream: Stream, host: Arc<H>, pending: Arc<Pending>, pla
                 is_told = time.comes() => is_told,
             };
             if is_told {
-                greeting.refuse(refusal, deadline).await;
+                handshake.refuse(refusal, deadline).await;
             }
             return;
         }
     };
     drop(entry);
     if let Some(budget) = holder.budget() {
-        greeting.share(budget);
+        handshake.share(budget);
     }
-    let (label, peer) = (greeting.hello.label.clone(), greeting.peer());
-    let _inside = Inside::enter(door);
+    let (label, peer) = (handshake.hello.label.clone(), handshake.peer());
+    let _inside = Inside::enter(admission);
     strike(Point::Connection);
-    tracing::debug!(%peer, role = ?greeting.hello.role, label, "peer connected");
-    Arc::clone(&host).visit(greeting, holder).await;
+    tracing::debug!(%peer, role = ?handshake.hello.role, label, "peer connected");
+    Arc::clone(&host).serve_peer(handshake, holder).await;
     tracing::debug!(%peer, label, "peer disconnected");
 }
 
@@ -348,12 +352,12 @@ fn keep_alive(stream: &Stream) {
 }
 
 /// One connection, counted.
-struct Inside<'a>(&'a Door);
+struct Inside<'a>(&'a Admission);
 
 impl<'a> Inside<'a> {
-    fn enter(door: &'a Door) -> Self {
-        door.inside.fetch_add(1, Ordering::Relaxed);
-        Self(door)
+    fn enter(admission: &'a Admission) -> Self {
+        admission.inside.fetch_add(1, Ordering::Relaxed);
+        Self(admission)
     }
 }
 
@@ -398,15 +402,15 @@ mod tests {
             (node.clone(), true, Ok(())),
             (node, false, Err(Reason::NotForYou)),
         ] {
-            let found = Door::new(Access::single("secret"), nodes_enter).check(&hello, tcp);
+            let found = Admission::new(Access::single("secret"), nodes_enter).check(&hello, tcp);
             assert_eq!(found.map(|_| ()).map_err(|it| it.0.reason), expected, "{hello:?}");
         }
     }
 
-    struct Server(Door, Arc<Supervisor>);
+    struct Server(Admission, Arc<Supervisor>);
 
     impl Host for Server {
-        fn door(&self) -> &Door {
+        fn admission(&self) -> &Admission {
             &self.0
         }
 
@@ -414,8 +418,8 @@ mod tests {
             &self.1
         }
 
-        async fn visit(self: Arc<Self>, greeting: Greeting, _: Arc<Holder>) {
-            let (_outbox, mut inbox) = greeting.welcome(Welcome::default());
+        async fn serve_peer(self: Arc<Self>, handshake: Handshake, _: Arc<Holder>) {
+            let (_outbox, mut inbox) = handshake.welcome(Welcome::default());
             while inbox.next().await.is_some() {}
         }
     }
@@ -424,7 +428,7 @@ mod tests {
     async fn connection_beyond_the_limit_is_refused_until_one_ends() {
         let listener = Listener::bind(&"127.0.0.1:0".parse().unwrap()).await.unwrap();
         let address = listener.local_address().clone();
-        let server = Arc::new(Server(Door::new(Access::single(""), false), Supervisor::new()));
+        let server = Arc::new(Server(Admission::new(Access::single(""), false), Supervisor::new()));
         let serving = tokio::spawn(serve_at_most(listener, Arc::clone(&server), 1, 8));
         let hello = Hello { namespace: "default".into(), client: ClientId(1), ..Hello::default() };
         let deadline = Instant::now() + Duration::from_secs(60);
@@ -455,7 +459,7 @@ mod tests {
         let access = Access::new("secret", Some(&path)).unwrap();
         let listener = Listener::bind(&"127.0.0.1:0".parse().unwrap()).await.unwrap();
         let address = listener.local_address().clone();
-        let server = Arc::new(Server(Door::new(access, false), Supervisor::new()));
+        let server = Arc::new(Server(Admission::new(access, false), Supervisor::new()));
         let serving = tokio::spawn(serve_at_most(listener, Arc::clone(&server), 2 * CONNECTION_PARTS, 8));
         let deadline = Instant::now() + Duration::from_secs(60);
         let open = |token: &str, client: usize| {
@@ -488,7 +492,7 @@ mod tests {
     async fn silent_connections_end_oldest_first() {
         let listener = Listener::bind(&"127.0.0.1:0".parse().unwrap()).await.unwrap();
         let address = listener.local_address().clone();
-        let server = Arc::new(Server(Door::new(Access::single("secret"), false), Supervisor::new()));
+        let server = Arc::new(Server(Admission::new(Access::single("secret"), false), Supervisor::new()));
         let serving = tokio::spawn(serve_at_most(listener, Arc::clone(&server), 64, 4));
         let mut silent = Vec::new();
         for _ in 0..5 {
@@ -518,8 +522,8 @@ mod tests {
         const AT_ONCE: u32 = 3;
         let listener = Listener::bind(&"127.0.0.1:0".parse().unwrap()).await.unwrap();
         let address = listener.local_address().clone();
-        let access = Access::with_guesses("secret", Guesses::patient(AT_ONCE, 2));
-        let server = Arc::new(Server(Door::new(access, false), Supervisor::new()));
+        let access = Access::with_guesses("secret", Guesses::with_limits(AT_ONCE, 2));
+        let server = Arc::new(Server(Admission::new(access, false), Supervisor::new()));
         let serving = tokio::spawn(serve(listener, Arc::clone(&server)));
         let deadline = Instant::now() + Duration::from_secs(60);
         let hello = |token: &str| Hello {
@@ -560,7 +564,7 @@ mod tests {
     async fn loopback_port_and_its_unix_socket_admit_the_user() {
         let listener = Listener::bind(&"127.0.0.1:0".parse().unwrap()).await.unwrap();
         let address = listener.local_address().clone();
-        let server = Arc::new(Server(Door::new(Access::single(""), false), Supervisor::new()));
+        let server = Arc::new(Server(Admission::new(Access::single(""), false), Supervisor::new()));
         let serving = tokio::spawn(serve(listener, Arc::clone(&server)));
         let hello = Hello { namespace: "default".into(), client: ClientId(1), ..Hello::default() };
         let deadline = Instant::now() + Duration::from_secs(60);
@@ -580,7 +584,8 @@ mod tests {
         let own = rustix::process::getuid().as_raw();
         let hello = Hello { namespace: "default".into(), client: ClientId(1), ..Hello::default() };
         for (uid, expected) in [(own, true), (0, true), (own + 1, false)] {
-            let found = Door::new(Access::single(""), false).check(&hello, Peer::Unix { uid, pid: None });
+            let found =
+                Admission::new(Access::single(""), false).check(&hello, Peer::Unix { uid, pid: None });
             assert_eq!(found.is_ok(), expected, "user {uid}");
         }
     }

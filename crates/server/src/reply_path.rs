@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use tiffin_proto::Incoming;
-use tiffin_rpc::{Greeting, LANES_MAX, Outbox};
+use tiffin_rpc::{Handshake, LANES_MAX, Outbox};
 use tiffin_trace::TraceContext;
 use tiffin_types::access;
 use tiffin_types::message::{Hello, Reason, Refusal, Reply, Request, Welcome};
@@ -106,21 +106,21 @@ impl NewestConns {
 /// Adds a lane to its client, if that is connected. Returns the client's first connection.
 pub(crate) fn add_lane(
     client: Option<(ConnId, &mut ReplyPath)>,
-    greeting: &Greeting,
+    handshake: &Handshake,
 ) -> Result<ConnId, Refusal> {
-    let lane = &greeting.hello;
+    let lane = &handshake.hello;
     let Some((conn, client)) = client.filter(|(_, it)| it.is_of(lane)) else {
         let message = "the client of this lane is not connected".to_owned();
         return Err(Refusal { reason: Reason::NotForYou, message });
     };
-    client.add_lane(lane.lane, greeting.outbox().clone())?;
+    client.add_lane(lane.lane, handshake.outbox().clone())?;
     Ok(conn)
 }
 
 /// Serves a lane of a client until it ends. `serve` receives the requests, which count as sent on the
 /// client's first connection, when it is their turn.
 pub(crate) async fn serve_lane(
-    greeting: Greeting,
+    handshake: Handshake,
     welcome: Welcome,
     client: Result<ConnId, Refusal>,
     holder: &Holder,
@@ -129,11 +129,11 @@ pub(crate) async fn serve_lane(
 ) {
     let conn = match client {
         Ok(conn) => conn,
-        Err(refusal) => return greeting.refuse(refusal, Instant::now() + REFUSAL_TIME_MAX).await,
+        Err(refusal) => return handshake.refuse(refusal, Instant::now() + REFUSAL_TIME_MAX).await,
     };
-    let lane = greeting.hello.lane;
-    let who = (turnstile::group_of(holder, &greeting.hello.namespace), greeting.hello.client.0);
-    let (outbox, mut inbox) = greeting.welcome(welcome);
+    let lane = handshake.hello.lane;
+    let who = (turnstile::group_of(holder, &handshake.hello.namespace), handshake.hello.client.0);
+    let (outbox, mut inbox) = handshake.welcome(welcome);
     while let Some(message) = inbox.next().await {
         match message {
             Incoming::Request(id, request) if id.lane() == lane => {

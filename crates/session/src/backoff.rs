@@ -7,7 +7,7 @@
 //! A pause ends early if the master has registered the node again since: it was restarted, or its network is
 //! back.
 
-use tiffin_types::sabotage::{Sabotage, sabotaged};
+use tiffin_types::mutant::{Mutant, is_mutant};
 
 /// Failures in a row after which a peer counts as down.
 pub const DOWN_AFTER: u32 = 3;
@@ -31,20 +31,20 @@ pub struct Backoff {
     /// The newest known registration of the peer, and the one at the last attempt; zero if it has none.
     registration: u64,
     tried: u64,
-    sabotage: Sabotage,
+    mutant: Mutant,
 }
 
 impl Backoff {
     /// No attempt was made yet.
     #[must_use]
     pub fn new(limits: BackoffLimits) -> Self {
-        Self { limits, failures: 0, registration: 0, tried: 0, sabotage: Sabotage::None }
+        Self { limits, failures: 0, registration: 0, tried: 0, mutant: Mutant::None }
     }
 
     /// Breaks one rule.
     #[must_use]
-    pub fn breaking(self, sabotage: Sabotage) -> Self {
-        Self { sabotage, ..self }
+    pub fn breaking(self, mutant: Mutant) -> Self {
+        Self { mutant, ..self }
     }
 
     /// The master names this registration of the peer. Returns whether it is newer than the one that could
@@ -53,7 +53,7 @@ impl Backoff {
     pub fn registered(&mut self, registration: u64) -> bool {
         let is_newer = registration > self.registration;
         self.registration = self.registration.max(registration);
-        is_newer && self.failures > 0 && !sabotaged!(self.sabotage, AvoidTheRestarted)
+        is_newer && self.failures > 0 && !is_mutant!(self.mutant, AvoidTheRestarted)
     }
 
     /// Failures in a row.
@@ -71,7 +71,7 @@ impl Backoff {
     /// it, as `random` says. None if the peer has registered since the attempt began.
     pub fn failed(&mut self, random: u64) -> u64 {
         self.failures = self.failures.saturating_add(1);
-        let is_outdated = self.tried < self.registration && !sabotaged!(self.sabotage, AvoidTheRestarted);
+        let is_outdated = self.tried < self.registration && !is_mutant!(self.mutant, AvoidTheRestarted);
         let Some(doublings) = self.failures.checked_sub(self.limits.free + 1).filter(|_| !is_outdated) else {
             return 0;
         };
@@ -123,8 +123,8 @@ mod tests {
     }
 
     /// Whether each of these registrations ends the pause of a peer that was reached at registration 5.
-    fn ends_of_pauses(sabotage: Sabotage) -> [bool; 4] {
-        let mut backoff = Backoff::new(LIMITS).breaking(sabotage);
+    fn ends_of_pauses(mutant: Mutant) -> [bool; 4] {
+        let mut backoff = Backoff::new(LIMITS).breaking(mutant);
         assert!(!backoff.registered(5), "there was no pause");
         backoff.begins();
         (0..3).for_each(|_| _ = backoff.failed(0));
@@ -137,12 +137,12 @@ mod tests {
 
     #[test]
     fn a_newer_registration_ends_the_pause_once() {
-        assert_eq!(ends_of_pauses(Sabotage::None), [false, false, true, false]);
+        assert_eq!(ends_of_pauses(Mutant::None), [false, false, true, false]);
     }
 
     /// The pause after an attempt during which the peer registered again.
-    fn pause_of_an_outdated_attempt(sabotage: Sabotage) -> u64 {
-        let mut backoff = Backoff::new(LIMITS).breaking(sabotage);
+    fn pause_of_an_outdated_attempt(mutant: Mutant) -> u64 {
+        let mut backoff = Backoff::new(LIMITS).breaking(mutant);
         backoff.begins();
         backoff.failed(0);
         backoff.registered(1);
@@ -151,14 +151,14 @@ mod tests {
 
     #[test]
     fn an_outdated_attempt_causes_no_pause() {
-        assert_eq!(pause_of_an_outdated_attempt(Sabotage::None), 0);
+        assert_eq!(pause_of_an_outdated_attempt(Mutant::None), 0);
     }
 
-    #[cfg(feature = "sabotage")]
+    #[cfg(feature = "mutants")]
     #[test]
     fn mutants_of_pauses_are_noticed() {
-        assert_ne!(ends_of_pauses(Sabotage::AvoidTheRestarted), ends_of_pauses(Sabotage::None));
-        assert_ne!(pause_of_an_outdated_attempt(Sabotage::AvoidTheRestarted), 0);
+        assert_ne!(ends_of_pauses(Mutant::AvoidTheRestarted), ends_of_pauses(Mutant::None));
+        assert_ne!(pause_of_an_outdated_attempt(Mutant::AvoidTheRestarted), 0);
     }
 
     #[test]

@@ -15,7 +15,7 @@ use super::{CallFailure, Need, NeedId, Unreached};
 use tiffin_types::{
     Generation, Key, Location, SegmentId,
     message::{CallPart, ClientToMaster, Found, NodeInfo, Refusal, Reply, Resolve, ResolveOutcome},
-    sabotage::{Sabotage, sabotaged},
+    mutant::{Mutant, is_mutant},
 };
 
 /// How often an object that changes during the read is resolved again. It is large because normally the
@@ -25,7 +25,7 @@ const TRIES_MAX: u32 = 1024;
 const STOPS_MAX: u32 = 2;
 /// After a stall the time limit of the item's next reads is multiplied by this. The limit is at most half
 /// of the time until the deadline.
-const PATIENCE_TIMES: u64 = 2;
+const STALLED_WAIT_FACTOR: u64 = 2;
 /// Default time that a batch waits for objects that are being promoted.
 pub(super) const PROMOTION_WAIT_MS: u64 = 10;
 
@@ -148,7 +148,7 @@ pub struct Get {
     to_resolve: Vec<usize>,
     /// Number of items without an outcome.
     open: usize,
-    sabotage: Sabotage,
+    mutant: Mutant,
 }
 
 impl Get {
@@ -188,14 +188,14 @@ impl Get {
             needs: VecDeque::new(),
             next_id: 0,
             nodes: BTreeMap::new(),
-            sabotage: Sabotage::None,
+            mutant: Mutant::None,
         }
     }
 
     /// Breaks one rule.
     #[must_use]
-    pub fn breaking(self, sabotage: Sabotage) -> Self {
-        Self { sabotage, ..self }
+    pub fn breaking(self, mutant: Mutant) -> Self {
+        Self { mutant, ..self }
     }
 
     /// Uses these nodes last. If only they are cached, the master is asked first.
@@ -359,7 +359,7 @@ impl Get {
     pub fn watch(&mut self, id: NeedId, now_us: u64, wait_us: u64) {
         let Some(Pending::Read(read)) = self.pending.get_mut(&id) else { return };
         let has_stalled = self.items.get(read.item).is_some_and(|it| it.has_stalled);
-        let wait_us = wait_us.saturating_mul(if has_stalled { PATIENCE_TIMES } else { 1 });
+        let wait_us = wait_us.saturating_mul(if has_stalled { STALLED_WAIT_FACTOR } else { 1 });
         let due_us = now_us.saturating_add(wait_us);
         read.watch = Some(Watch { wait_us, due_us, has_bytes: false, is_stalled: false });
     }
@@ -541,7 +541,7 @@ impl Get {
             return self.finish(index, outcome);
         };
         let is_last = item.untried.is_empty() && item.reads == 0 && item.cached_epoch.is_none();
-        let waits = is_last && !sabotaged!(self.sabotage, FailInPauses);
+        let waits = is_last && !is_mutant!(self.mutant, FailInPauses);
         item.reads += 1;
         let (len, cached_epoch, generation) = (item.found.len, item.cached_epoch, item.found.generation);
         let id = self.next_id();

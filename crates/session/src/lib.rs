@@ -23,7 +23,7 @@ pub use preallocation::{OfferLimits, OfferOrder, OfferRound, OfferSize, Prealloc
 pub use put::{Put, PutOutcome, PutRequest, WriteResult};
 pub use views::Views;
 
-use tiffin_types::sabotage;
+use tiffin_types::mutant;
 use tiffin_types::{
     Location, Reservation, SegmentId,
     message::{ClientToMaster, ClientToNode},

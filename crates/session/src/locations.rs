@@ -17,8 +17,8 @@ use super::{GetOutcome, GetRequest};
 use tiffin_types::{
     Generation, Key, Location, SegmentId,
     message::{CachedReads, ClientToMaster, Exists, Found, ResolveOutcome},
+    mutant::{Mutant, is_mutant},
     names::Names,
-    sabotage::{Sabotage, sabotaged},
 };
 
 /// The cached locations of one client.
@@ -30,7 +30,7 @@ pub struct LocationCache {
     hand: usize,
     capacity: usize,
     hash_seed: u64,
-    sabotage: Sabotage,
+    mutant: Mutant,
     /// Entries that were used and not reported yet.
     used: Vec<u32>,
     /// The uses are reported with a lease, because one of them took a lease.
@@ -128,14 +128,14 @@ impl LocationCache {
     /// An empty cache for at most `capacity` objects. The seed need not be secret: keys come from the
     /// client's own process.
     #[must_use]
-    pub fn new(capacity: usize, hash_seed: u64, sabotage: Sabotage) -> Self {
+    pub fn new(capacity: usize, hash_seed: u64, mutant: Mutant) -> Self {
         Self {
             places: Names::default(),
             entries: Vec::new(),
             hand: 0,
             capacity: capacity.min(u32::MAX as usize),
             hash_seed,
-            sabotage,
+            mutant,
             used: Vec::new(),
             lease: false,
             probed: Vec::new(),
@@ -307,9 +307,9 @@ impl LocationCache {
     /// Applies what the master says of an object, in any reply. It must be called in the order of the
     /// replies. Nothing older may be read afterwards: a copy whose node has not received its retire would
     /// still pass as valid, and the reader would see the object go back in time.
-    pub fn hear(&mut self, key: &Key, outcome: &ResolveOutcome) {
+    pub fn apply(&mut self, key: &Key, outcome: &ResolveOutcome) {
         match outcome {
-            _ if sabotaged!(self.sabotage, HearOnce) && self.peek(key).is_some() => {}
+            _ if is_mutant!(self.mutant, ApplyOnce) && self.peek(key).is_some() => {}
             ResolveOutcome::Found(found) if found.replicas.is_empty() => {
                 self.evicted = self.evicted.max(found.generation);
                 if self.peek(key).is_some_and(|it| it.generation < found.generation) {
@@ -405,7 +405,7 @@ mod tests {
 
     #[test]
     fn newest_generation_is_cached_in_any_order() {
-        let mut known = LocationCache::new(8, 0, Sabotage::None);
+        let mut known = LocationCache::new(8, 0, Mutant::None);
         assert_eq!(known.find(&key(1)), None);
         for (counter, newest) in [(5, 5), (3, 5), (7, 7), (6, 7)] {
             known.learn(&key(1), &found(counter));
@@ -421,7 +421,7 @@ mod tests {
 
     #[test]
     fn master_reply_updates_the_cache() {
-        let mut known = LocationCache::new(8, 0, Sabotage::None);
+        let mut known = LocationCache::new(8, 0, Mutant::None);
         known.learn(&key(1), &found(5));
         for (outcome, left) in [
             (ResolveOutcome::Unavailable(vec!["n".into()]), true),
@@ -431,12 +431,12 @@ mod tests {
             (ResolveOutcome::Absent, false),
         ] {
             known.learn(&key(1), &found(5));
-            known.hear(&key(1), &outcome);
+            known.apply(&key(1), &outcome);
             assert_eq!(known.peek(&key(1)).is_some(), left, "{outcome:?}");
         }
         known.learn(&key(1), &found(5));
-        known.hear(&key(1), &ResolveOutcome::Found(found(7)));
-        known.hear(&key(1), &ResolveOutcome::Found(found(6)));
+        known.apply(&key(1), &ResolveOutcome::Found(found(7)));
+        known.apply(&key(1), &ResolveOutcome::Found(found(6)));
         assert_eq!(known.peek(&key(1)), Some(&found(7)));
     }
 
@@ -445,30 +445,30 @@ mod tests {
         let place = &found(5).replicas;
         let newer: [fn(&mut LocationCache); 3] = [
             |known| {
-                known.hear(&key(1), &ResolveOutcome::Found(found(6)));
+                known.apply(&key(1), &ResolveOutcome::Found(found(6)));
                 known.forget(&key(1), found(6).generation);
             },
             |known| {
-                known.hear(&key(1), &ResolveOutcome::Found(found(6)));
-                known.hear(&key(1), &ResolveOutcome::Absent);
+                known.apply(&key(1), &ResolveOutcome::Found(found(6)));
+                known.apply(&key(1), &ResolveOutcome::Absent);
             },
-            |known| known.hear(&key(1), &ResolveOutcome::Found(Found { replicas: vec![], ..found(6) })),
+            |known| known.apply(&key(1), &ResolveOutcome::Found(Found { replicas: vec![], ..found(6) })),
         ];
         for hear_and_forget in newer {
-            let mut known = LocationCache::new(8, 0, Sabotage::None);
+            let mut known = LocationCache::new(8, 0, Mutant::None);
             hear_and_forget(&mut known);
             known.learn_put(&key(1), found(5).generation, 10, place);
             assert_eq!(known.peek(&key(1)), None, "older than what was cached");
             known.learn_put(&key(1), found(7).generation, 10, &found(7).replicas);
             assert_eq!(known.peek(&key(1)), Some(&found(7)));
-            known.hear(&key(2), &ResolveOutcome::Found(found(4)));
+            known.apply(&key(2), &ResolveOutcome::Found(found(4)));
             assert_eq!(known.peek(&key(2)), Some(&found(4)), "a reply of the master is always accepted");
         }
     }
 
     #[test]
     fn only_the_home_of_an_own_put_is_cached() {
-        let mut known = LocationCache::new(8, 0, Sabotage::None);
+        let mut known = LocationCache::new(8, 0, Mutant::None);
         let copies: Vec<_> = [5, 6].into_iter().flat_map(|counter| found(counter).replicas).collect();
         known.learn_put(&key(1), found(5).generation, 10, &copies);
         assert_eq!(known.peek(&key(1)), Some(&found(5)), "the first copy, and no other");
@@ -479,7 +479,7 @@ mod tests {
 
     #[test]
     fn unused_entries_are_evicted_first() {
-        let mut known = LocationCache::new(4, 0, Sabotage::None);
+        let mut known = LocationCache::new(4, 0, Mutant::None);
         (0..4).for_each(|number| known.learn(&key(number), &found(number)));
         for new in 4..1000 {
             // The entry that is used repeatedly stays.
@@ -492,7 +492,7 @@ mod tests {
 
     #[test]
     fn uses_are_reported_once_each_in_order() {
-        let mut known = LocationCache::new(4, 0, Sabotage::None);
+        let mut known = LocationCache::new(4, 0, Mutant::None);
         (0..3).for_each(|number| known.learn(&key(number), &found(number)));
         for number in [2, 0, 2, 1, 0] {
             known.find(&key(number));
@@ -508,7 +508,7 @@ mod tests {
 
     #[test]
     fn probes_are_noted_separately_from_reads() {
-        let mut known = LocationCache::new(4, 0, Sabotage::None);
+        let mut known = LocationCache::new(4, 0, Mutant::None);
         (0..3).for_each(|number| known.learn(&key(number), &found(number)));
         for number in [2, 0, 2, 1] {
             assert_eq!(known.find_leased(&key(number)), Some(&found(number)));
@@ -524,7 +524,7 @@ mod tests {
 
     #[test]
     fn entries_are_reused() {
-        let mut known = LocationCache::new(2, 0, Sabotage::None);
+        let mut known = LocationCache::new(2, 0, Mutant::None);
         for number in 0..100 {
             known.learn(&key(number), &found(number));
             known.find(&key(number));
@@ -533,13 +533,13 @@ mod tests {
         }
         assert!(known.entries.len() <= 2 && known.used.len() <= 2 && known.probed.len() <= 2);
         assert!((0..100).all(|number| known.peek(&key(number)).is_none()));
-        let mut nothing = LocationCache::new(0, 0, Sabotage::None);
+        let mut nothing = LocationCache::new(0, 0, Mutant::None);
         nothing.learn(&key(1), &found(1));
         assert_eq!(nothing.peek(&key(1)), None);
     }
 
     fn cached(count: u64) -> LocationCache {
-        let mut cache = LocationCache::new(8, 0, Sabotage::None);
+        let mut cache = LocationCache::new(8, 0, Mutant::None);
         (0..count).for_each(|number| cache.learn(&key(number), &found(number)));
         cache
     }
@@ -562,7 +562,7 @@ mod tests {
             (vec![3], vec![]),
             (vec![4], vec![]),
         ] {
-            let mut cache = LocationCache::new(8, 0, Sabotage::None);
+            let mut cache = LocationCache::new(8, 0, Mutant::None);
             let replicas: Vec<_> = replicas.into_iter().map(at).collect();
             cache.learn(&key(1), &Found { replicas, ..found(1) });
             let known = cache.recall(&key(1), ALLOWED, reach).known;

@@ -13,7 +13,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use tiffin_types::{
     SegmentId,
-    sabotage::{Sabotage, sabotaged},
+    mutant::{Mutant, is_mutant},
 };
 
 /// Maximum number of nodes whose latency is remembered; beyond that the least recently read one is
@@ -41,7 +41,7 @@ pub struct Pace {
     nodes: BTreeMap<SegmentId, NodePace>,
     /// Nodes that did not answer in time.
     slow: BTreeMap<SegmentId, Slow>,
-    sabotage: Sabotage,
+    mutant: Mutant,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -64,14 +64,14 @@ struct Slow {
 impl Pace {
     /// No node is known yet.
     #[must_use]
-    pub fn new(sabotage: Sabotage) -> Self {
-        Self { nodes: BTreeMap::new(), slow: BTreeMap::new(), sabotage }
+    pub fn new(mutant: Mutant) -> Self {
+        Self { nodes: BTreeMap::new(), slow: BTreeMap::new(), mutant }
     }
 
     /// How long a read of that node may go without a byte, if `left_us` are left until its deadline.
     #[must_use]
     pub fn stall_us(&self, segment: SegmentId, left_us: u64) -> u64 {
-        if sabotaged!(self.sabotage, NeverHedge) {
+        if is_mutant!(self.mutant, NeverHedge) {
             return u64::MAX;
         }
         let usual = self.nodes.get(&segment).and_then(|it| it.latency);
@@ -121,7 +121,7 @@ impl Pace {
     /// The nodes to use last now.
     #[must_use]
     pub fn avoided(&self, now_us: u64) -> BTreeSet<SegmentId> {
-        if sabotaged!(self.sabotage, AskTheSlow) {
+        if is_mutant!(self.mutant, AskTheSlow) {
             return BTreeSet::new();
         }
         self.slow(now_us)
@@ -163,7 +163,7 @@ mod tests {
     const LONG: u64 = u64::MAX;
 
     fn pace() -> Pace {
-        Pace::new(Sabotage::None)
+        Pace::new(Mutant::None)
     }
 
     #[test]

@@ -11,7 +11,7 @@ use tiffin_types::{
         Backlog, ClientToMaster, ClientToNode, Commit, CommitItem, CommitOutcome, Full, Publish, PublishItem,
         PutOptions, Quota, Refusal, Reply, Reserve, ReserveItem, ReserveOutcome,
     },
-    sabotage::{Sabotage, sabotaged},
+    mutant::{Mutant, is_mutant},
 };
 
 /// How often an object is reserved and written again after its node became unreachable.
@@ -123,7 +123,7 @@ pub struct Put {
     to_abort: BTreeMap<SegmentId, Vec<SlotRef>>,
     wait_ms: u64,
     confirm_ms: u64,
-    sabotage: Sabotage,
+    mutant: Mutant,
 }
 
 impl Put {
@@ -156,7 +156,7 @@ impl Put {
             to_abort: BTreeMap::new(),
             wait_ms: 0,
             confirm_ms: CONFIRM_MS,
-            sabotage: Sabotage::None,
+            mutant: Mutant::None,
         };
         for (index, ready) in ready.into_iter().enumerate() {
             match ready.is_empty() {
@@ -169,8 +169,8 @@ impl Put {
 
     /// Breaks one rule.
     #[must_use]
-    pub fn breaking(self, sabotage: Sabotage) -> Self {
-        Self { sabotage, ..self }
+    pub fn breaking(self, mutant: Mutant) -> Self {
+        Self { mutant, ..self }
     }
 
     /// Lets the master wait that long for space, if there is none.
@@ -354,7 +354,7 @@ impl Put {
 
     /// Whether nodes that failed this put may have space for the item: once, they are used in spite of that.
     fn can_use_avoided(&mut self, index: usize) -> bool {
-        if self.avoid.is_empty() || sabotaged!(self.sabotage, FailInPauses) {
+        if self.avoid.is_empty() || is_mutant!(self.mutant, FailInPauses) {
             return false;
         }
         self.items.get_mut(index).is_some_and(|it| !std::mem::replace(&mut it.is_last_resort, true))
@@ -376,7 +376,7 @@ impl Put {
             // A put that starts again would bring its value back.
             CommitOutcome::Stale | CommitOutcome::Removed
                 if (item.may_be_stored || outcome == CommitOutcome::Removed)
-                    && !sabotaged!(self.sabotage, PutTwice) =>
+                    && !is_mutant!(self.mutant, PutTwice) =>
             {
                 self.abort_others(index);
                 let why = "the object is not there, but may have been stored and removed meanwhile";
@@ -456,7 +456,7 @@ impl Put {
         for (segment, indexes) in std::mem::take(&mut self.to_commit) {
             let items = indexes.iter().filter_map(|&index| self.commit_item(index)).collect();
             let commit = Commit { items, wait_ms: self.confirm_ms };
-            let waits = !sabotaged!(self.sabotage, FailInPauses);
+            let waits = !is_mutant!(self.mutant, FailInPauses);
             self.ask_node(segment, ClientToNode::Commit(commit), Pending::Commit(segment, indexes), waits);
         }
         let indexes = std::mem::take(&mut self.to_reserve);

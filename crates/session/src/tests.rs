@@ -11,7 +11,7 @@ use tiffin_types::{
         CallPart, CommitOutcome, Found, Full, NodeInfo, OnExists, PutOptions, Reply, ReserveOutcome,
         Reserved, ResolveOutcome, Resolved,
     },
-    sabotage::Sabotage,
+    mutant::Mutant,
 };
 
 const GENERATION: Generation = Generation { epoch: 1, counter: 1 };
@@ -310,8 +310,8 @@ fn commit_without_reply_is_repeated_with_the_stamp() {
 }
 
 /// Whether a put that may have been stored and removed is put again.
-fn is_put_again(sabotage: Sabotage, is_answered: bool, outcome: CommitOutcome) -> bool {
-    let mut put = put_of(1).breaking(sabotage);
+fn is_put_again(mutant: Mutant, is_answered: bool, outcome: CommitOutcome) -> bool {
+    let mut put = put_of(1).breaking(mutant);
     let id = asked(put.poll());
     put.replied(id, reserved(vec![space(&[location(1, 1)])]));
     let (id, ..) = write(put.poll());
@@ -334,17 +334,17 @@ fn is_put_again(sabotage: Sabotage, is_answered: bool, outcome: CommitOutcome) -
 
 #[test]
 fn put_that_may_have_been_stored_is_not_put_again() {
-    let again = |is_answered, outcome| is_put_again(Sabotage::None, is_answered, outcome);
+    let again = |is_answered, outcome| is_put_again(Mutant::None, is_answered, outcome);
     assert!(again(true, CommitOutcome::Stale), "a stale reservation is reserved again");
     assert!(!again(false, CommitOutcome::Stale));
     assert!(!again(true, CommitOutcome::Removed));
 }
 
-#[cfg(feature = "sabotage")]
+#[cfg(feature = "mutants")]
 #[test]
 fn mutant_of_repeated_puts_is_noticed() {
-    assert!(is_put_again(Sabotage::PutTwice, false, CommitOutcome::Stale));
-    assert!(is_put_again(Sabotage::PutTwice, true, CommitOutcome::Removed));
+    assert!(is_put_again(Mutant::PutTwice, false, CommitOutcome::Stale));
+    assert!(is_put_again(Mutant::PutTwice, true, CommitOutcome::Removed));
 }
 
 #[test]

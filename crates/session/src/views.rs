@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 
 use tiffin_types::{
     SlotRef,
-    sabotage::{Sabotage, sabotaged},
+    mutant::{Mutant, is_mutant},
 };
 
 /// The views of one client at one node.
@@ -24,14 +24,14 @@ pub struct Views {
     held: BTreeMap<SlotRef, u32>,
     /// Views that ended, and that the node has not been informed of.
     ends: Vec<SlotRef>,
-    sabotage: Sabotage,
+    mutant: Mutant,
 }
 
 impl Views {
     /// No views.
     #[must_use]
-    pub fn new(sabotage: Sabotage) -> Self {
-        Self { sabotage, ..Self::default() }
+    pub fn new(mutant: Mutant) -> Self {
+        Self { mutant, ..Self::default() }
     }
 
     /// A new connection was opened. Returns its number, and the views to list first on it: each object as
@@ -55,7 +55,7 @@ impl Views {
     /// because the connection was replaced.
     #[must_use]
     pub fn begun(&mut self, connection: u64, slot_ref: SlotRef) -> bool {
-        let counts = connection == self.connection || sabotaged!(self.sabotage, CountLostViews);
+        let counts = connection == self.connection || is_mutant!(self.mutant, CountLostViews);
         if counts {
             *self.held.entry(slot_ref).or_default() += 1;
         }

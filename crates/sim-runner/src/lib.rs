@@ -59,7 +59,7 @@ pub struct Report<B, C> {
 #[derive(Clone, Debug)]
 pub struct Caught<R, B> {
     /// The mutant.
-    pub sabotage: R,
+    pub mutant: R,
     /// Number of seeds until it was noticed; none if it was not.
     pub seeds: Option<u64>,
     /// The violation by which it was noticed.
@@ -68,17 +68,17 @@ pub struct Caught<R, B> {
 
 /// Runs seeds from `start` on with a mutant until it is noticed, at most `limit`.
 pub fn catch<R: Copy, B>(
-    sabotage: R,
+    mutant: R,
     start: u64,
     limit: u64,
     run: impl Fn(u64, R) -> Option<B>,
 ) -> Caught<R, B> {
     for seeds in 1..=limit {
-        if let Some(violation) = run(start + seeds - 1, sabotage) {
-            return Caught { sabotage, seeds: Some(seeds), violation: Some(violation) };
+        if let Some(violation) = run(start + seeds - 1, mutant) {
+            return Caught { mutant, seeds: Some(seeds), violation: Some(violation) };
         }
     }
-    Caught { sabotage, seeds: None, violation: None }
+    Caught { mutant, seeds: None, violation: None }
 }
 
 /// The message of a panic.
@@ -132,7 +132,7 @@ struct Args {
     jobs: Option<u64>,
     /// Run this mutant
     #[arg(long, value_name = "RULE")]
-    sabotage: Option<String>,
+    mutant: Option<String>,
     /// Print the results as JSON
     #[arg(long)]
     json: bool,
@@ -140,7 +140,7 @@ struct Args {
     #[arg(long)]
     log: bool,
     /// Run every mutant, and print how many seeds it takes until it is noticed (`--seeds` at most)
-    #[arg(long, conflicts_with_all = ["sabotage", "log"])]
+    #[arg(long, conflicts_with_all = ["mutant", "log"])]
     table: bool,
 }
 
@@ -160,7 +160,7 @@ struct RunOptions<R> {
 pub fn main<S: Simulation>() -> ExitCode {
     let command = Args::command().name(S::NAME).about(S::ABOUT);
     let args = Args::from_arg_matches(&command.clone().get_matches()).unwrap_or_else(|error| error.exit());
-    let mutant = args.sabotage.as_deref().map(|name| {
+    let mutant = args.mutant.as_deref().map(|name| {
         let found = S::MUTANTS.iter().copied().find(|mutant| format!("{mutant:?}") == name);
         found.unwrap_or_else(|| {
             let names: Vec<_> = S::MUTANTS.iter().map(|mutant| format!("{mutant:?}")).collect();

@@ -52,6 +52,6 @@ fn catch_all<S: Simulation>(options: &RunOptions<S::Mutant>) -> Vec<Caught<S::Mu
         }
     });
     progress.clear();
-    caught.sort_by_key(|it| S::MUTANTS.iter().position(|mutant| *mutant == it.sabotage));
+    caught.sort_by_key(|it| S::MUTANTS.iter().position(|mutant| *mutant == it.mutant));
     caught
 }

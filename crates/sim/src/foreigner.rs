@@ -54,7 +54,7 @@ impl World {
             restores: true,
             extents_max: EXTENTS_MAX,
             stamp_key: StampKey::from_bytes(STAMP_KEY),
-            sabotage: self.sabotage,
+            mutant: self.mutant,
         };
         // Some of its masters started more often than those of this cluster, some less often.
         let epoch = *self.rng.pick(&[1, 3, 1000]).unwrap_or(&1);

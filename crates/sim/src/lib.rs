@@ -44,19 +44,19 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 pub use coverage::{Coverage, Point};
 pub use oracle::Violation;
 use tiffin_sim_runner::panic_text;
-pub use tiffin_types::sabotage::Sabotage;
+pub use tiffin_types::mutant::Mutant;
 use world::World;
 
 /// The result of one seed.
 pub type Report = tiffin_sim_runner::Report<Violation, Coverage>;
 
 /// How a mutant was noticed.
-pub type Caught = tiffin_sim_runner::Caught<Sabotage, Violation>;
+pub type Caught = tiffin_sim_runner::Caught<Mutant, Violation>;
 
 /// Runs one seed. `keep_text` keeps a readable log, which takes much longer.
 #[must_use]
-pub fn run(seed: u64, sabotage: Sabotage, keep_text: bool) -> Report {
-    let mut world = World::new(seed, sabotage, keep_text);
+pub fn run(seed: u64, mutant: Mutant, keep_text: bool) -> Report {
+    let mut world = World::new(seed, mutant, keep_text);
     let panicked = catch_unwind(AssertUnwindSafe(|| world.run())).err();
     let violation =
         world.oracle.violation.take().or_else(|| {
@@ -74,6 +74,6 @@ pub fn run(seed: u64, sabotage: Sabotage, keep_text: bool) -> Report {
 
 /// Runs seeds from `start` on with a mutant until it is noticed, at most `limit`.
 #[must_use]
-pub fn catch(sabotage: Sabotage, start: u64, limit: u64) -> Caught {
-    tiffin_sim_runner::catch(sabotage, start, limit, |seed, sabotage| run(seed, sabotage, false).violation)
+pub fn catch(mutant: Mutant, start: u64, limit: u64) -> Caught {
+    tiffin_sim_runner::catch(mutant, start, limit, |seed, mutant| run(seed, mutant, false).violation)
 }

@@ -134,7 +134,7 @@ impl World {
             tier: self.plan.tier,
             wall_ms,
             hash_seed: self.rng.any(),
-            sabotage: self.sabotage,
+            mutant: self.mutant,
         }
     }
 

@@ -124,7 +124,7 @@ impl World {
             extents_max: self.plan.extents_max,
             // It must stay with the memory, and nothing in a simulation guesses.
             stamp_key: StampKey::from_bytes(u128::from(segment.0).to_le_bytes()),
-            sabotage: self.sabotage,
+            mutant: self.mutant,
         };
         let mut core = if adopted.is_some() { self.adopt(config) } else { Node::new(config) };
         let Some(shell) = self.nodes.get_mut(node) else { return };

@@ -307,9 +307,9 @@ impl World {
                 self.begin_confirm(master);
             }
             Answer::Wrote(version, outcome) => {
-                let sabotage = self.sabotage;
+                let mutant = self.mutant;
                 let Some(term) = &mut it.term else { return };
-                match after_write(&outcome, term.token, sabotage) {
+                match after_write(&outcome, term.token, mutant) {
                     Wrote::Done(head) => {
                         (term.head, term.is_writing) = (head, false);
                         self.standby_handles(master, Some(MasterEvent::Persisted(version)));

@@ -9,7 +9,7 @@ use tiffin_session::{NeedId, ReadResult, SeenState, WriteResult, is_valid_cached
 use tiffin_types::{
     ClientId, EXTENT_ALIGN, SegmentId, SlotRef,
     message::{ClientToNode, Store},
-    sabotage::Sabotage,
+    mutant::Mutant,
 };
 
 use crate::{
@@ -182,7 +182,7 @@ impl World {
             let record = record.filter(|it| it.len == transfer.len);
             let record = record.filter(|it| transfer.write.is_none() || it.state.writer().is_some());
             let is_offered = record.as_ref().is_some_and(|it| matches!(it.state, SlotState::Offered(_)));
-            let writes_unclaimed = self.sabotage == Sabotage::WriteUnclaimed;
+            let writes_unclaimed = self.mutant == Mutant::WriteUnclaimed;
             transfer.must_claim = is_offered && transfer.write.is_some() && !writes_unclaimed;
             transfer.units = record.map(|it| all_units(&it.extents));
             return match transfer.units.is_some() {
@@ -212,7 +212,7 @@ impl World {
         if transfer.done < transfer.total() {
             return self.client_at(pause, client, ClientEvent::Step(id));
         }
-        let unchecked = self.sabotage == Sabotage::CheckBeforeCopyOnly && transfer.write.is_none();
+        let unchecked = self.mutant == Mutant::CheckBeforeCopyOnly && transfer.write.is_none();
         let (segment, slot_ref, reader_epoch) = (transfer.segment, transfer.slot_ref, transfer.reader_epoch);
         let is_current = match transfer.cached_epoch {
             None => memory.is_current(slot_ref) && !self.is_withdrawn(segment, slot_ref),
@@ -235,7 +235,7 @@ impl World {
         named: u64,
     ) -> bool {
         let Some(memory) = self.memories.get(&segment) else { return false };
-        let seen = match self.sabotage == Sabotage::IgnoreWithdrawn {
+        let seen = match self.mutant == Mutant::IgnoreWithdrawn {
             true => memory.seen_in_slot(slot_ref),
             false => memory.seen(slot_ref),
         };
@@ -252,7 +252,7 @@ impl World {
     /// Whether a reader finds that the master has withdrawn a use.
     pub(crate) fn is_withdrawn(&self, segment: SegmentId, slot_ref: SlotRef) -> bool {
         let is_withdrawn = self.memories.get(&segment).is_some_and(|it| it.is_withdrawn(slot_ref));
-        is_withdrawn && self.sabotage != Sabotage::IgnoreWithdrawn
+        is_withdrawn && self.mutant != Mutant::IgnoreWithdrawn
     }
 
     /// A piece, or the request for one, arrives at the node.
@@ -303,7 +303,7 @@ impl World {
         if transfer.slot_ref.is_on_disk() {
             return self.disk_chunk_done(node, id);
         }
-        let ignores = self.sabotage == Sabotage::IgnoreWithdrawn;
+        let ignores = self.mutant == Mutant::IgnoreWithdrawn;
         let Some(memory) = self.memories.get_mut(&transfer.segment) else { return };
         let is_withdrawn = memory.is_withdrawn(transfer.slot_ref) && !ignores;
         let Some(core) = self.nodes.get_mut(node).and_then(|it| it.core.as_mut()) else { return };

@@ -126,7 +126,7 @@ impl World {
                 let confirm_ms = self.rng.between(0, 300);
                 let same_host = self.clients.get(client).map(|it| it.same_host.clone()).unwrap_or_default();
                 let put = Put::new(requests).confirming(confirm_ms).publishing(same_host);
-                let put = put.breaking(self.sabotage);
+                let put = put.breaking(self.mutant);
                 self.begin_session(client, Kind::Put { put, values: vec![value] });
             }
             4..8 => self.begin_get_of(client, vec![name]),

@@ -10,7 +10,7 @@ use tiffin_sim_runner::Rng;
 use tiffin_types::{
     ClientId, ClusterId, ConnId, RequestId, SegmentId, SlotRef, Tick,
     message::{Policy, Reply, Request},
-    sabotage::Sabotage,
+    mutant::Mutant,
 };
 
 use crate::{
@@ -163,7 +163,7 @@ impl Clock {
 /// The whole simulation.
 pub(crate) struct World {
     pub(crate) plan: Plan,
-    pub(crate) sabotage: Sabotage,
+    pub(crate) mutant: Mutant,
     pub(crate) rng: Rng,
     pub(crate) now: Time,
     pub(crate) clock: Clock,
@@ -235,7 +235,7 @@ fn first_state(plan: &Plan) -> Saved {
 }
 
 impl World {
-    pub(crate) fn new(seed: u64, sabotage: Sabotage, keep_text: bool) -> Self {
+    pub(crate) fn new(seed: u64, mutant: Mutant, keep_text: bool) -> Self {
         let mut rng = Rng::new(seed);
         let mut plan = Plan::draw(&mut rng);
         // Disks use their own random numbers: worlds without disks keep their runs.
@@ -256,7 +256,7 @@ impl World {
         plan.draw_drains(&mut Rng::new(seed.rotate_left(56)));
         let state = first_state(&plan);
         let mut world = Self {
-            sabotage,
+            mutant,
             now: 0,
             clock: Clock::default(),
             phase: Phase::Faults,
@@ -319,7 +319,7 @@ impl World {
         }
         let movers = if self.plan.has_drains { MOVERS } else { 0 };
         for index in 0..self.plan.clients + movers {
-            self.clients.push(Client::absent(self.sabotage));
+            self.clients.push(Client::absent(self.mutant));
             self.start_client(index);
         }
         if self.plan.has_foreigner {

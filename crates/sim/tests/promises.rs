@@ -1,7 +1,7 @@
 //! Ten thousand worlds, in which every promise holds; and the mutants, which are all noticed. The seeds are
 //! split into parts for all cores; each part covers all cases.
 
-use tiffin_sim::{Coverage, Sabotage, catch, run};
+use tiffin_sim::{Coverage, Mutant, catch, run};
 use tiffin_sim_runner::CoverageCounts;
 
 /// Number of seeds of each part; `tiffin-sim --seeds` runs any number.
@@ -9,17 +9,17 @@ const PART_SEEDS: u64 = 2000;
 /// Minimum number of events of each world.
 const EVENTS_MIN: u64 = 2000;
 /// Maximum number of worlds until a mutant must be noticed.
-const SABOTAGE_SEEDS_MAX: u64 = 6000;
+const MUTANT_SEEDS_MAX: u64 = 6000;
 /// The page whose table says which mutant is noticed after how many worlds.
 const PAGE: &str = include_str!("../../../docs/simulation.md");
 /// Number of tests for the mutants.
-const SABOTAGE_PARTS: usize = 4;
+const MUTANT_PARTS: usize = 4;
 
 fn keep_every_promise(part: u64) {
     let mut coverage = Coverage::default();
     let first = part * PART_SEEDS;
     for seed in first..first + PART_SEEDS {
-        let report = run(seed, Sabotage::None, false);
+        let report = run(seed, Mutant::None, false);
         assert_eq!(
             report.violation, None,
             "\n\nhint: `tiffin-sim --start {seed} --seeds 1 --log` shows the run"
@@ -48,22 +48,21 @@ parts! {
 }
 
 /// The seed of the world that notices a mutant, by the document.
-fn documented_seed(sabotage: Sabotage) -> Option<u64> {
-    let (_, row) = PAGE.split_once(&format!("| `{sabotage:?}` | "))?;
+fn documented_seed(mutant: Mutant) -> Option<u64> {
+    let (_, row) = PAGE.split_once(&format!("| `{mutant:?}` | "))?;
     row.split(' ').next()?.parse::<u64>().ok()?.checked_sub(1)
 }
 
 /// Each mutant is tried in the world that the document names. If that one does not notice it any more,
 /// because the worlds have changed, all worlds from the first are tried.
 fn notice_mutants(part: usize) {
-    let is_missed = |sabotage: &Sabotage| {
-        let is_noticed = |start, count| catch(*sabotage, start, count).seeds.is_some();
-        !documented_seed(*sabotage).is_some_and(|seed| is_noticed(seed, 1))
-            && !is_noticed(0, SABOTAGE_SEEDS_MAX)
+    let is_missed = |mutant: &Mutant| {
+        let is_noticed = |start, count| catch(*mutant, start, count).seeds.is_some();
+        !documented_seed(*mutant).is_some_and(|seed| is_noticed(seed, 1)) && !is_noticed(0, MUTANT_SEEDS_MAX)
     };
-    let rules = Sabotage::ALL.iter().skip(part).step_by(SABOTAGE_PARTS);
+    let rules = Mutant::ALL.iter().skip(part).step_by(MUTANT_PARTS);
     let missed: Vec<_> = rules.copied().filter(is_missed).collect();
-    assert_eq!(missed, [], "not noticed in {SABOTAGE_SEEDS_MAX} seeds");
+    assert_eq!(missed, [], "not noticed in {MUTANT_SEEDS_MAX} seeds");
 }
 
 #[test]
@@ -89,9 +88,9 @@ fn mutants_are_noticed_4() {
 #[test]
 fn every_mutant_is_in_the_document() {
     let missing: Vec<_> =
-        Sabotage::ALL.iter().filter(|it| !PAGE.contains(&format!("| {} | `{it:?}` |", it.rule()))).collect();
+        Mutant::ALL.iter().filter(|it| !PAGE.contains(&format!("| {} | `{it:?}` |", it.rule()))).collect();
     assert!(
         missing.is_empty(),
-        "not in docs/simulation.md: {missing:?}\n\nhint: `make sabotage-table` writes it"
+        "not in docs/simulation.md: {missing:?}\n\nhint: `make mutant-table` writes it"
     );
 }

@@ -21,8 +21,8 @@ use crate::jobs::{BUFFERS, Dest, Ended, Jobs, Source, Work};
 use crate::layout::CHUNK_BYTES;
 use crate::log::{Config, Effect, Input, Into, Limits, Log, Part};
 use crate::memory::{Buffer, POOL_BYTES_MAX, Pieces};
+use crate::mutant::Mutant;
 use crate::place::{OpenError, Place, end_of};
-use crate::sabotage::Sabotage;
 use crate::types::{
     Answer, AppendError, ChangeError, Event, Fault, FaultKind, OpId, ReadError, Reader, Record, RecordId,
     Recovery, Span, StageId, Stats,
@@ -149,7 +149,7 @@ impl DiskLog {
             budget_bytes: config.budget_bytes,
             segment_bytes: Some(segment_bytes),
             limits: config.limits,
-            sabotage: Sabotage::None,
+            mutant: Mutant::None,
         });
         let inbox = Arc::new(Inbox {
             queue: Mutex::default(),

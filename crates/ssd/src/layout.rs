@@ -172,25 +172,25 @@ pub(crate) fn blocks_up(bytes: u64) -> u64 {
 pub fn sums<'a>(pieces: impl IntoIterator<Item = &'a [u8]>) -> Arc<[u64]> {
     let mut out = Vec::new();
     let mut hasher = xxhash_rust::xxh3::Xxh3::new();
-    let mut room = SUM_BYTES as usize;
+    let mut space = SUM_BYTES as usize;
     for mut piece in pieces {
         while !piece.is_empty() {
-            let (now, later) = piece.split_at(room.min(piece.len()));
+            let (now, later) = piece.split_at(space.min(piece.len()));
             if now.len() == SUM_BYTES as usize {
                 out.push(sum(now));
             } else {
                 hasher.update(now);
-                room -= now.len();
-                if room == 0 {
+                space -= now.len();
+                if space == 0 {
                     out.push(hasher.digest());
                     hasher.reset();
-                    room = SUM_BYTES as usize;
+                    space = SUM_BYTES as usize;
                 }
             }
             piece = later;
         }
     }
-    if room < SUM_BYTES as usize {
+    if space < SUM_BYTES as usize {
         out.push(hasher.digest());
     }
     out.into()

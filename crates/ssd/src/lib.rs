@@ -34,8 +34,8 @@ mod jobs;
 mod layout;
 mod log;
 mod memory;
+mod mutant;
 mod place;
-mod sabotage;
 #[cfg(feature = "sim")]
 pub mod sim;
 mod types;
@@ -51,8 +51,8 @@ pub use log::{
     RESERVE_SEGMENTS, SEGMENT_BYTES_CHOSEN_MAX, SEGMENT_BYTES_MAX, SEGMENT_BYTES_MIN, SEGMENTS_MIN, shape,
 };
 pub use memory::{Buffer, Bytes, Pieces, Pool};
+pub use mutant::Mutant;
 pub use place::OpenError;
-pub use sabotage::Sabotage;
 pub use types::{
     Answer, AppendError, ChangeError, Event, Fault, FaultKind, Generation, IoId, Left, Name, OpId, OpenFault,
     ReadError, Reader, Record, RecordId, Recovery, Span, StageId, Stats, Tick,

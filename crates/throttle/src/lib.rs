@@ -19,13 +19,13 @@
 //!
 //! No clock, no random numbers, no I/O, no iteration over a hash map: the same calls give the same answers.
 
-pub mod sabotage;
+pub mod mutant;
 mod turns;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-pub use sabotage::Sabotage;
-use sabotage::sabotaged;
+pub use mutant::Mutant;
+use mutant::is_mutant;
 pub use turns::Turns;
 
 /// The limits and times of a [`Throttle`]. Times are in ticks of the caller, usually milliseconds.
@@ -44,7 +44,7 @@ pub struct Config {
     /// Time limit of a prefetch.
     pub deadline: u64,
     /// The mutant, in tests.
-    pub sabotage: Sabotage,
+    pub mutant: Mutant,
 }
 
 impl Default for Config {
@@ -56,7 +56,7 @@ impl Default for Config {
             failed_ttl: 5_000,
             cooldown: 5_000,
             deadline: 30_000,
-            sabotage: Sabotage::None,
+            mutant: Mutant::None,
         }
     }
 }
@@ -141,14 +141,14 @@ impl<K: Ord + Clone> Throttle<K> {
     pub fn reserve(&mut self, now: u64, key: &K, bytes: u64) -> Verdict {
         self.forget(now);
         match self.keys.get(key) {
-            Some(State::Running { .. }) if !sabotaged!(self.config.sabotage, RunTwice) => {
+            Some(State::Running { .. }) if !is_mutant!(self.config.mutant, RunTwice) => {
                 return Verdict::Running;
             }
             Some(State::Ended { failed: true, .. }) => return Verdict::Failed,
             Some(State::Ended { failed: false, .. }) => return Verdict::Done,
             _ => (),
         }
-        if self.is_busy(bytes) && !sabotaged!(self.config.sabotage, NoBounds) {
+        if self.is_busy(bytes) && !is_mutant!(self.config.mutant, NoBounds) {
             return Verdict::Busy;
         }
         self.next_token += 1;
@@ -200,10 +200,10 @@ impl<K: Ord + Clone> Throttle<K> {
     /// Whether a wait for memory of this pool failed a short time ago.
     #[must_use]
     pub fn is_cooling(&self, now: u64, pool: u32) -> bool {
-        if sabotaged!(self.config.sabotage, IgnoreCooldown) {
+        if is_mutant!(self.config.mutant, IgnoreCooldown) {
             return false;
         }
-        if sabotaged!(self.config.sabotage, PressEverywhere) {
+        if is_mutant!(self.config.mutant, PressEverywhere) {
             return self.cool_until.values().any(|until| now < *until);
         }
         self.cool_until.get(&pool).is_some_and(|until| now < *until)
@@ -272,7 +272,7 @@ impl<K: Ord + Clone> Throttle<K> {
         let until = |ttl: u64| now.saturating_add(ttl);
         match end {
             End::Cancelled => self.unset(&key),
-            End::Failed if !sabotaged!(self.config.sabotage, FailureIsSuccess) => {
+            End::Failed if !is_mutant!(self.config.mutant, FailureIsSuccess) => {
                 let until = until(self.config.failed_ttl);
                 self.set(&key, State::Ended { failed: true, until });
             }
@@ -288,7 +288,7 @@ impl<K: Ord + Clone> Throttle<K> {
     fn forget(&mut self, now: u64) {
         while let Some((until, key)) = self.due.first().cloned() {
             let runs = matches!(self.keys.get(&key), Some(State::Running { .. }));
-            if until > now || (runs && !sabotaged!(self.config.sabotage, ForgetRunning)) {
+            if until > now || (runs && !is_mutant!(self.config.mutant, ForgetRunning)) {
                 return;
             }
             self.unset(&key);

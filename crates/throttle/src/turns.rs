@@ -13,7 +13,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use crate::sabotage::{Sabotage, sabotaged};
+use crate::mutant::{Mutant, is_mutant};
 
 /// Maximum number of flows of a group, and of groups, that are remembered for what they were served.
 const RESTING_MAX: usize = 1 << 12;
@@ -25,29 +25,29 @@ pub struct Turns<T> {
     flows: BTreeMap<u64, Tags<u64>>,
     waiting: BTreeMap<(u64, u64), VecDeque<(u64, T)>>,
     len: usize,
-    sabotage: Sabotage,
+    mutant: Mutant,
 }
 
 impl<T> Default for Turns<T> {
     fn default() -> Self {
-        Self::new(Sabotage::None)
+        Self::new(Mutant::None)
     }
 }
 
 impl<T> Turns<T> {
     /// Nothing waits.
     #[must_use]
-    pub fn new(sabotage: Sabotage) -> Self {
-        Self { groups: Tags::default(), flows: BTreeMap::new(), waiting: BTreeMap::new(), len: 0, sabotage }
+    pub fn new(mutant: Mutant) -> Self {
+        Self { groups: Tags::default(), flows: BTreeMap::new(), waiting: BTreeMap::new(), len: 0, mutant }
     }
 
     /// A request of a flow waits. Its cost is at least 1.
     pub fn push(&mut self, (group, flow): (u64, u64), cost: u64, request: T) {
-        let (group, flow) = match sabotaged!(self.sabotage, ServeInOrder) {
+        let (group, flow) = match is_mutant!(self.mutant, ServeInOrder) {
             true => (0, 0),
             false => (group, flow),
         };
-        let group = if sabotaged!(self.sabotage, IgnoreGroups) { 0 } else { group };
+        let group = if is_mutant!(self.mutant, IgnoreGroups) { 0 } else { group };
         self.groups.wake(group);
         self.flows.entry(group).or_default().wake(flow);
         self.waiting.entry((group, flow)).or_default().push_back((cost.max(1), request));
@@ -61,7 +61,7 @@ impl<T> Turns<T> {
         let flow = flows.first()?;
         let waiting = self.waiting.get_mut(&(group, flow))?;
         let (cost, request) = waiting.pop_front()?;
-        let cost = if sabotaged!(self.sabotage, FreeBatches) { 1 } else { cost };
+        let cost = if is_mutant!(self.mutant, FreeBatches) { 1 } else { cost };
         let is_empty = waiting.is_empty();
         if is_empty {
             self.waiting.remove(&(group, flow));

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 
 use rand::RngExt;
 use rand_chacha::{ChaCha8Rng, rand_core::SeedableRng};
-use tiffin_throttle::{Config, End, Sabotage, Throttle, Token, Turns, Verdict};
+use tiffin_throttle::{Config, End, Mutant, Throttle, Token, Turns, Verdict};
 
 const CONFIG: Config = Config {
     keys_max: 3,
@@ -15,7 +15,7 @@ const CONFIG: Config = Config {
     failed_ttl: 5,
     cooldown: 7,
     deadline: 50,
-    sabotage: Sabotage::None,
+    mutant: Mutant::None,
 };
 
 fn acquired(verdict: Verdict) -> Token {
@@ -118,9 +118,9 @@ impl Model {
 }
 
 /// Thousands of steps from one seed. `Err` is the first violated rule.
-fn run(seed: u64, sabotage: Sabotage) -> Result<(), String> {
+fn run(seed: u64, mutant: Mutant) -> Result<(), String> {
     let mut rng = ChaCha8Rng::seed_from_u64(seed);
-    let mut throttle = Throttle::new(Config { sabotage, ..CONFIG });
+    let mut throttle = Throttle::new(Config { mutant, ..CONFIG });
     let (mut model, mut now) = (Model::default(), 0);
     for step in 0..4000 {
         let problem = |what: String| Err(format!("seed {seed}, step {step}: {what}"));
@@ -183,22 +183,22 @@ fn run(seed: u64, sabotage: Sabotage) -> Result<(), String> {
 #[test]
 fn rules_hold_after_every_step() {
     for seed in 0..200 {
-        run(seed, Sabotage::None).unwrap();
+        run(seed, Mutant::None).unwrap();
     }
 }
 
 #[test]
 fn every_mutant_is_noticed() {
-    for sabotage in Sabotage::ALL {
-        let noticed = (0..50).find_map(|seed| run(seed, *sabotage).err());
-        assert!(noticed.is_some(), "{sabotage:?} was not noticed");
+    for mutant in Mutant::ALL {
+        let noticed = (0..50).find_map(|seed| run(seed, *mutant).err());
+        assert!(noticed.is_some(), "{mutant:?} was not noticed");
     }
 }
 
 /// What was served of each flow when the first one has got `wanted` units, in groups: `(group, flow)`, how
 /// many requests it keeps waiting, and their cost.
-fn shares(sabotage: Sabotage, flows: &[((u64, u64), usize, u64)], wanted: u64) -> Vec<u64> {
-    let mut turns = Turns::new(sabotage);
+fn shares(mutant: Mutant, flows: &[((u64, u64), usize, u64)], wanted: u64) -> Vec<u64> {
+    let mut turns = Turns::new(mutant);
     for (at, (who, count, cost)) in flows.iter().enumerate().rev() {
         (0..*count).for_each(|_| turns.push(*who, *cost, at));
     }
@@ -213,34 +213,34 @@ fn shares(sabotage: Sabotage, flows: &[((u64, u64), usize, u64)], wanted: u64) -
 }
 
 /// One request at a time beside a thousand of another client.
-fn beside_a_loop(sabotage: Sabotage) -> Vec<u64> {
-    shares(sabotage, &[((1, 1), 1, 1), ((1, 2), 1000, 1)], 100)
+fn beside_a_loop(mutant: Mutant) -> Vec<u64> {
+    shares(mutant, &[((1, 1), 1, 1), ((1, 2), 1000, 1)], 100)
 }
 
 /// Single keys beside batches of a hundred.
-fn beside_batches(sabotage: Sabotage) -> Vec<u64> {
-    shares(sabotage, &[((1, 1), 1, 1), ((1, 2), 8, 100)], 1000)
+fn beside_batches(mutant: Mutant) -> Vec<u64> {
+    shares(mutant, &[((1, 1), 1, 1), ((1, 2), 8, 100)], 1000)
 }
 
 /// One client beside eight of another namespace.
-fn beside_a_crowd(sabotage: Sabotage) -> Vec<u64> {
+fn beside_a_crowd(mutant: Mutant) -> Vec<u64> {
     let crowd = (1..=8).map(|flow| ((2, flow), 4, 1));
-    shares(sabotage, &[((1, 1), 1, 1)].into_iter().chain(crowd).collect::<Vec<_>>(), 800)
+    shares(mutant, &[((1, 1), 1, 1)].into_iter().chain(crowd).collect::<Vec<_>>(), 800)
 }
 
 #[test]
 fn flows_and_groups_take_turns() {
-    let served = beside_a_loop(Sabotage::None);
+    let served = beside_a_loop(Mutant::None);
     assert!(served[1] <= served[0] + 1, "{served:?}");
-    let served = beside_batches(Sabotage::None);
+    let served = beside_batches(Mutant::None);
     assert!((900..=1200).contains(&served[1]), "{served:?}");
-    let served = beside_a_crowd(Sabotage::None);
+    let served = beside_a_crowd(Mutant::None);
     assert!(served[1..].iter().all(|it| (99..=101).contains(it)), "{served:?}");
 }
 
 #[test]
 fn requests_of_a_flow_are_served_in_order_and_it_is_forgotten() {
-    let mut turns = Turns::new(Sabotage::None);
+    let mut turns = Turns::new(Mutant::None);
     (0..8).for_each(|at| turns.push((1, 1), 5, at));
     turns.push((1, 2), 1, 100);
     assert_eq!(turns.len(), 9);
@@ -256,7 +256,7 @@ fn requests_of_a_flow_are_served_in_order_and_it_is_forgotten() {
 
 #[test]
 fn idle_flow_earns_nothing() {
-    let mut turns = Turns::new(Sabotage::None);
+    let mut turns = Turns::new(Mutant::None);
     for _ in 0..100 {
         turns.push((1, 1), 1, 1);
         turns.pop();
@@ -267,12 +267,12 @@ fn idle_flow_earns_nothing() {
     assert!(first.contains(&1) && first.contains(&2), "{first:?}");
 }
 
-#[cfg(feature = "sabotage")]
+#[cfg(feature = "mutants")]
 #[test]
 fn mutants_of_turns_are_noticed() {
-    assert_eq!(Sabotage::OF_TURNS.len(), 3);
-    assert!(beside_a_loop(Sabotage::ServeInOrder)[1] > 1000);
-    assert!(beside_batches(Sabotage::FreeBatches)[1] > 50_000);
-    let crowd = beside_a_crowd(Sabotage::IgnoreGroups);
+    assert_eq!(Mutant::OF_TURNS.len(), 3);
+    assert!(beside_a_loop(Mutant::ServeInOrder)[1] > 1000);
+    assert!(beside_batches(Mutant::FreeBatches)[1] > 50_000);
+    let crowd = beside_a_crowd(Mutant::IgnoreGroups);
     assert!(crowd[1..].iter().sum::<u64>() > 1600, "{crowd:?}");
 }

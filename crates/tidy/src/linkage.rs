@@ -20,7 +20,7 @@ const SERVER_PARTS: [&str; 8] = [
 ];
 
 /// The feature that compiles mutants into a crate.
-const FAULT_FEATURE: &str = "sabotage";
+const FAULT_FEATURE: &str = "mutants";
 
 /// Server crates that a client links.
 #[must_use]
@@ -67,7 +67,7 @@ mod tests {
     #[test]
     fn fault_injection_in_a_release_is_named() {
         let tree =
-            "tiffin-core v0.1.0 (x);a,sabotage\ntiffin-ssd v0.1.0 (x);sim\ntiffin-sabotage v0.1.0 (x);\n";
-        assert_eq!(check_release(tree), ["`tiffin-core` is built with the feature `sabotage`"]);
+            "tiffin-core v0.1.0 (x);a,mutants\ntiffin-ssd v0.1.0 (x);sim\ntiffin-mutants v0.1.0 (x);\n";
+        assert_eq!(check_release(tree), ["`tiffin-core` is built with the feature `mutants`"]);
     }
 }

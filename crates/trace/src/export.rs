@@ -216,10 +216,10 @@ impl Exporter {
         let mut batch = Vec::new();
         let mut until = None;
         while batch.len() < BATCH_SPANS_MAX {
-            let room = BATCH_SPANS_MAX - batch.len();
+            let space = BATCH_SPANS_MAX - batch.len();
             if !waiting.is_empty() {
                 let more = std::iter::from_fn(|| self.spans.try_recv().ok());
-                batch.extend(more.take(room));
+                batch.extend(more.take(space));
                 break;
             }
             let linger = async {
@@ -231,7 +231,7 @@ impl Exporter {
             tokio::select! {
                 biased;
                 Some(done) = self.flushes.recv() => waiting.push(done),
-                count = self.spans.recv_many(&mut batch, room) => match count {
+                count = self.spans.recv_many(&mut batch, space) => match count {
                     0 => return (batch, true),
                     _ => until = until.or(Some(Instant::now() + LINGER)),
                 },

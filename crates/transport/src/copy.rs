@@ -78,11 +78,11 @@ fn in_turns(source: SourceBuf<'_>, target: TargetBuf<'_>) {
     const TURN_BYTES: usize = 8;
     let (mut source, mut target) = (source, target);
     while !source.is_empty() {
-        let ((from, more), (to, room)) = (source.split_at(TURN_BYTES), target.split_at(TURN_BYTES));
+        let ((from, more), (to, space)) = (source.split_at(TURN_BYTES), target.split_at(TURN_BYTES));
         crate::seams::point();
         // SAFETY: both pieces are parts of mapped ranges and have the same length.
         unsafe { kernel(from.as_ptr(), to.as_mut_ptr(), from.len(), usize::MAX) };
-        (source, target) = (more, room);
+        (source, target) = (more, space);
     }
 }
 

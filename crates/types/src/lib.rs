@@ -3,7 +3,7 @@
 //! - [`message`] is what clients, members and the master say to each other.
 //! - [`access`] decides what a credential permits.
 //! - [`attributes`] is what is stored with an object's name.
-//! - [`sabotage`] lists the mutants of the rules.
+//! - [`mutant`] lists the mutants of the rules.
 //!
 //! **Invariant:** no byte of user data and no pointer is in these types, only extents and lengths.
 
@@ -11,8 +11,8 @@ pub mod access;
 pub mod attributes;
 mod keys;
 pub mod message;
+pub mod mutant;
 pub mod names;
-pub mod sabotage;
 pub mod saved;
 pub mod trace;
 pub mod units;

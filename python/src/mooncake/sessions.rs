@@ -17,8 +17,8 @@ use pyo3::prelude::*;
 use tiffin_client::gpu::Place;
 use tiffin_client::probe::Access;
 use tiffin_client::{
-    Client, Deadline, Error, GetInto, GetOptions, Info, Key, Patience, Piece, ResolveOptions, SourceBuf,
-    SpaceRequest, TargetBuf,
+    Client, Deadline, Error, GetInto, GetOptions, Info, Key, Piece, ResolveOptions, SourceBuf, SpaceRequest,
+    TargetBuf, WaitMode,
 };
 
 use super::arguments::{Items, KeyArg, Number};
@@ -306,9 +306,9 @@ pub(super) fn put_session_start(
         };
         known.push(code);
     }
-    let patience = if open.put_wait.is_zero() { Patience::Never } else { Patience::For(open.put_wait) };
+    let wait_mode = if open.put_wait.is_zero() { WaitMode::Never } else { WaitMode::For(open.put_wait) };
     let deadline = Deadline::after(open.call_time.saturating_add(open.put_wait));
-    let ask = async |client: &Client| Ok(client.reserve(&spaces, patience, deadline).await);
+    let ask = async |client: &Client| Ok(client.reserve(&spaces, wait_mode, deadline).await);
     let reserved = open.handle.call(py, deadline, ask)?;
     let mut reserved = match reserved {
         Ok(reserved) => reserved.into_iter(),

@@ -204,8 +204,8 @@ fn compare_policies(replay: &Replay, trace: &[TraceRequest]) -> Result<Vec<Compa
         store: Config::default().store.filter(|_| has_store),
         budgets: Budgets { probes: 256, fetch_pages: budget, save_pages: budget, backup_pages: budget },
         running_max: replay.running,
-        op_patience: 120_000_000,
-        hint_patience: 10_000_000,
+        op_timeout: 120_000_000,
+        hint_interval: 10_000_000,
         ..Config::default()
     };
     let pages = match replay.l3 {

@@ -30,7 +30,7 @@ use crate::console::{Console, Failure, STATUS_FAILED, STATUS_OK};
 use memory_check::Scope;
 use processes::WorkerProcess;
 use tally::{Kills, Outcome, Tally};
-use worker::{Role, Sabotage};
+use worker::{Mutant, Role};
 
 /// Number of nodes of a store of our own.
 const NODES: usize = 2;
@@ -84,7 +84,7 @@ pub(crate) struct Torture {
 
     /// For tests of this command: injects an error that must be noticed.
     #[arg(long, hide = true)]
-    sabotage: Option<Sabotage>,
+    mutant: Option<Mutant>,
 
     /// The master of a running store. Default: none, one is started.
     #[arg(long, value_name = "ADDRESS")]
@@ -107,7 +107,7 @@ pub(crate) async fn run(torture: Torture, context: &Context, console: &mut Conso
     let began = Instant::now();
     let mut run = TortureRun::start(&torture, seed, cluster, program, namespace.clone())?;
     run.run(&torture, console).await?;
-    let leak = if torture.sabotage == Some(Sabotage::Leak) { leak(&client).await } else { None };
+    let leak = if torture.mutant == Some(Mutant::Leak) { leak(&client).await } else { None };
     let TortureRun { cluster, tally, kills, .. } = run.stop().await?;
     let explain = |error| crate::store_client::explain(&error);
     let evicted = client.stat(soon()).await.map_err(explain)?.evicted_objects;
@@ -170,7 +170,7 @@ impl TortureRun {
                 seed,
                 address: cluster.address.clone(),
                 namespace: namespace.clone(),
-                sabotage: torture.sabotage,
+                mutant: torture.mutant,
             };
             WorkerProcess::start(&program, worker, &tally_sender)
         });

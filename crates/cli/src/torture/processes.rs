@@ -216,7 +216,7 @@ fn arguments(worker: &Worker) -> Vec<String> {
     }
     arguments.push(format!("--address={}", worker.address));
     arguments.push(format!("--namespace={}", worker.namespace));
-    let sabotage = worker.sabotage.as_ref().and_then(ValueEnum::to_possible_value);
-    arguments.extend(sabotage.map(|it| format!("--sabotage={}", it.get_name())));
+    let mutant = worker.mutant.as_ref().and_then(ValueEnum::to_possible_value);
+    arguments.extend(mutant.map(|it| format!("--mutant={}", it.get_name())));
     arguments
 }

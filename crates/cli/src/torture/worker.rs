@@ -42,7 +42,7 @@ pub(crate) enum Role {
 
 /// An injected error that the run must notice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Sabotage {
+pub(crate) enum Mutant {
     /// Writers store a value with the beginning of one version and the end of another, like a torn read.
     Mix,
     /// A view stays open.
@@ -72,7 +72,7 @@ pub(crate) struct Worker {
     #[arg(long)]
     pub(super) namespace: String,
     #[arg(long)]
-    pub(super) sabotage: Option<Sabotage>,
+    pub(super) mutant: Option<Mutant>,
 }
 
 /// Works until standard input ends.
@@ -384,7 +384,7 @@ impl WorkerState {
         let len = self.rng.length(HEAD_BYTES, VALUE_BYTES_MAX);
         let bytes = buffer.get_mut(..len).unwrap_or_default();
         pattern::fill(bytes, number, id);
-        if self.worker.sabotage == Some(Sabotage::Mix) && self.rng.chance(1, 8) {
+        if self.worker.mutant == Some(Mutant::Mix) && self.rng.chance(1, 8) {
             let mut other = vec![0; len];
             pattern::fill(&mut other, number, id + 1);
             let half = HEAD_BYTES + (len - HEAD_BYTES) / 2;

@@ -42,7 +42,7 @@ fn every_way_of_reading_is_verified_without_errors() {
 
 #[test]
 fn mixture_of_two_versions_is_noticed() {
-    let ran = torture(&["--reads", "1000000", "--sabotage", "mix"]);
+    let ran = torture(&["--reads", "1000000", "--mutant", "mix"]);
     assert_eq!(ran.status, Some(1), "{}", ran.stderr);
     let outcome: Value = serde_json::from_slice(&ran.stdout).unwrap();
     let wrong = outcome["wrong"].as_array().unwrap();
@@ -51,7 +51,7 @@ fn mixture_of_two_versions_is_noticed() {
 
 #[test]
 fn memory_of_an_open_view_is_noticed() {
-    let ran = torture(&["--reads", "100", "--sabotage", "leak"]);
+    let ran = torture(&["--reads", "100", "--mutant", "leak"]);
     assert_eq!(ran.status, Some(1), "{}", ran.stderr);
     let outcome: Value = serde_json::from_slice(&ran.stdout).unwrap();
     assert_eq!(outcome["wrong"], Value::Array(Vec::new()), "{outcome:#}");

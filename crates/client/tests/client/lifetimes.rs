@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use tiffin_client::{
-    Cause, Client, ConnectOptions, Deadline, DeleteOptions, Error, GetInto, GetOptions, ListOptions,
-    Patience, Pattern, PolicyChange, Put, ResolveOptions, Watermark, Why,
+    Cause, Client, ConnectOptions, Deadline, DeleteOptions, Error, GetInto, GetOptions, ListOptions, Pattern,
+    PolicyChange, Put, ResolveOptions, WaitMode, Watermark, Why,
 };
 use tiffin_embedded::Embedded;
 use tiffin_rpc::{Address, Connection};
@@ -20,11 +20,11 @@ fn waiting(cluster: &Cluster) -> u64 {
 }
 
 /// A pinned put that waits for space, in its own task.
-fn patient(client: &Client, name: &'static str, len: usize) -> JoinHandle<Result<(), Error>> {
+fn waiting_put(client: &Client, name: &'static str, len: usize) -> JoinHandle<Result<(), Error>> {
     let client = client.clone();
     tokio::spawn(async move {
         let bytes = pattern(len, len);
-        let stored = client.put_with(&[pinned(name, &bytes)], Patience::UntilDeadline, soon()).await;
+        let stored = client.put_with(&[pinned(name, &bytes)], WaitMode::UntilDeadline, soon()).await;
         only(stored).map(|_| ())
     })
 }
@@ -42,7 +42,7 @@ async fn waiting_put_is_woken_by_a_delete() {
     let cluster = Cluster::one(4 << 20).await;
     let (one, other) = (cluster.client().await, cluster.tcp_client().await);
     only(one.put(&[pinned("old", &pattern(1, 3 * MIB))], soon()).await).unwrap();
-    let put = patient(&other, "new", 3 * MIB);
+    let put = waiting_put(&other, "new", 3 * MIB);
     eventually("the put waits", || waiting(&cluster) == 1).await;
     // A put that may not wait fails at once, and does not overtake.
     let refused = only(one.put(&[pinned("now", &pattern(2, MIB))], soon()).await);
@@ -60,9 +60,9 @@ async fn dropped_put_leaves_the_queue() {
     let cluster = Cluster::one(4 << 20).await;
     let (one, other) = (cluster.client().await, cluster.client().await);
     only(one.put(&[pinned("old", &pattern(1, 3 * MIB))], soon()).await).unwrap();
-    let dropped = patient(&other, "dropped", 3 * MIB);
+    let dropped = waiting_put(&other, "dropped", 3 * MIB);
     eventually("the put waits", || waiting(&cluster) == 1).await;
-    let behind = patient(&other, "behind", 3 * MIB);
+    let behind = waiting_put(&other, "behind", 3 * MIB);
     eventually("the second put waits", || waiting(&cluster) == 2).await;
     dropped.abort();
     eventually("the dropped put has left", || waiting(&cluster) == 1).await;
@@ -124,10 +124,10 @@ async fn put_that_waited_until_its_deadline_reports_usage() {
     let bytes = pattern(1, 3 * MIB);
     only(client.put(&[pinned("old", &bytes)], soon()).await).unwrap();
     let short = || Deadline::waiting(Duration::from_millis(100), soon().remaining());
-    let full = only(client.put_with(&[pinned("new", &bytes)], Patience::UntilDeadline, short()).await);
+    let full = only(client.put_with(&[pinned("new", &bytes)], WaitMode::UntilDeadline, short()).await);
     assert!(matches!(&full, Err(Error::Full { usage, .. }) if usage.committed == 3 << 20), "{full:?}");
     client.set_policy(quota(3 << 20), soon()).await.unwrap();
-    let over = only(client.put_with(&[pinned("new", b"x")], Patience::UntilDeadline, short()).await);
+    let over = only(client.put_with(&[pinned("new", b"x")], WaitMode::UntilDeadline, short()).await);
     assert!(matches!(&over, Err(Error::OverQuota { quota, .. }) if quota.limit == 3 << 20), "{over:?}");
     assert_eq!(waiting(&cluster), 0);
 }
@@ -139,9 +139,9 @@ async fn waiting_puts_are_served_in_order() {
     let bytes = pattern(1, 2 * MIB);
     let stored = one.put(&[pinned("a", &bytes), pinned("b", &bytes)], soon()).await;
     assert!(stored.iter().all(Result::is_ok));
-    let large = patient(&one, "large", 4 * MIB);
+    let large = waiting_put(&one, "large", 4 * MIB);
     eventually("the large put waits", || waiting(&cluster) == 1).await;
-    let small = patient(&other, "small", MIB);
+    let small = waiting_put(&other, "small", MIB);
     eventually("the small put waits", || waiting(&cluster) == 2).await;
     delete(&one, "a").await;
     assert!(!small.is_finished(), "a put that would fit must not overtake");
@@ -169,14 +169,14 @@ async fn quota_applies_to_all_clients_of_a_namespace() {
     only(stranger.put(&[pinned("b", &bytes)], soon()).await).unwrap();
 
     // One client waits for the space that the other frees.
-    let put = patient(&other, "b", MIB + MIB / 2);
+    let put = waiting_put(&other, "b", MIB + MIB / 2);
     eventually("the put waits", || waiting(&cluster) == 1).await;
     delete(&one, "a").await;
     put.await.unwrap().unwrap();
 
     // A put that exceeds the quota by itself does not wait, and the error says so.
     let large = pattern(1, 3 * MIB);
-    let never = only(one.put_with(&[pinned("c", &large)], Patience::UntilDeadline, soon()).await);
+    let never = only(one.put_with(&[pinned("c", &large)], WaitMode::UntilDeadline, soon()).await);
     let never = never.unwrap_err();
     assert_eq!(never.to_string(), "`c` (3.0 MiB) exceeds the quota of its namespace, 2.0 MiB");
     assert!(!never.is_retryable() && never.hint().unwrap().contains("raise the quota"), "{never:?}");
@@ -360,7 +360,7 @@ async fn expired_deadline_changes_nothing() {
     assert_eq!(client.set_policy(quota(0), past).await, Err(timeout.clone()));
     assert_eq!(client.wait_usage(Watermark::AtLeast(0), past).await, Err(timeout.clone()));
     assert_eq!(client.why(&[key("k")], past).await, [Err(timeout.clone())]);
-    let put = client.put_with(&[Put::new(key("n"), b"v")], Patience::UntilDeadline, past).await;
+    let put = client.put_with(&[Put::new(key("n"), b"v")], WaitMode::UntilDeadline, past).await;
     assert_eq!(put, [Err(timeout.clone())]);
     assert_eq!(client.lease(&[(key("k"), None)], "g", past).await.pop().unwrap().err(), Some(timeout));
     only(client.put(&[Put::new(key("n"), b"v")], soon()).await).unwrap();

@@ -17,7 +17,7 @@ const WORKERS: usize = 4;
 const CALL_TIME: Duration = Duration::from_secs(15);
 /// The pause after each round, so that the processes of the test get the processor.
 const PAUSE: Duration = Duration::from_millis(5);
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIME_MAX: Duration = Duration::from_secs(60);
 
 #[derive(Default)]
 struct Record {
@@ -65,7 +65,7 @@ impl Load {
 
     /// Waits until `count` puts were acknowledged after that moment. Returns the longest time without one.
     pub(crate) async fn acks_after(&self, at: Instant, count: usize) -> Duration {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIME_MAX;
         loop {
             {
                 let record = self.record.lock().unwrap();

@@ -30,7 +30,7 @@ const ACKS_AFTER: usize = 50;
 /// How often the state of the cluster is looked at.
 const LOOK: Duration = Duration::from_millis(20);
 /// How long anything may take before the test gives up.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIME_MAX: Duration = Duration::from_secs(60);
 
 struct Row {
     fault: String,
@@ -104,7 +104,7 @@ async fn run_protected(program: &str) {
 /// Waits until another epoch leads and puts are acknowledged again.
 async fn row_after(cluster: &Cluster, load: &Load, fault: &str, at: Instant, epoch: u64) -> Row {
     let errors = load.errors();
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIME_MAX;
     while cluster.leader().await.is_none_or(|(_, now)| now <= epoch) {
         assert!(Instant::now() < deadline, "no other master leads");
         sleep(LOOK).await;

@@ -19,7 +19,7 @@ pub(crate) use rustix::process::Signal;
 use crate::users;
 
 const CLUSTER: &str = "ha-test";
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIME_MAX: Duration = Duration::from_secs(60);
 /// How long certificates are valid.
 const VALID: Duration = Duration::from_secs(86_400);
 
@@ -126,7 +126,7 @@ impl Cluster {
         };
         let etcd: Vec<_> = ports.iter().enumerate().map(member).collect();
         let endpoints = etcd.iter().map(Process::address).collect::<Vec<_>>().join(",");
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIME_MAX;
         let before = EtcdAccess { credentials: None, ..access.clone() };
         let client = Etcd::open(&endpoints, &before).unwrap();
         client.leader(&Keys::new(CLUSTER).unwrap(), deadline).await.expect("etcd is up");
@@ -193,7 +193,7 @@ impl Cluster {
         ]);
         let command = [command, flags(&EtcdAccess { ca, ..self.access.clone() })].concat();
         let _stranger = Process::start(command, String::new(), log.clone());
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIME_MAX;
         let expected = "its certificate is not signed by a CA that this process trusts";
         while !std::fs::read_to_string(&log).unwrap().contains(expected) {
             assert!(Instant::now() < deadline, "{}", std::fs::read_to_string(&log).unwrap());
@@ -221,7 +221,7 @@ impl Cluster {
     }
 
     pub(crate) async fn await_leader(&self) -> (usize, u64) {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIME_MAX;
         loop {
             if let Some(leader) = self.leader().await {
                 return leader;

@@ -9,7 +9,7 @@ use tiffin_types::message::{
     MemberToMaster, NodeInfo, PutOptions, Register, Reply, Request, Reserve, ReserveItem, ReserveOutcome,
     Resolve, Role, Settled, Usage,
 };
-use tiffin_types::sabotage::Sabotage;
+use tiffin_types::mutant::Mutant;
 use tiffin_types::{
     ClientId, ConnId, Extent, Key, Location, RequestId, Reservation, SegmentId, SlotId, SlotRef, Stamp, Tick,
 };
@@ -82,7 +82,7 @@ impl Stage {
             tier: TierConfig::default(),
             wall_ms: 0,
             hash_seed: 0x5eed,
-            sabotage: Sabotage::None,
+            mutant: Mutant::None,
         };
         let capacity = objects_max * OBJECT_BYTES;
         let usage = Usage { capacity, free: capacity, ..Usage::default() };
@@ -150,8 +150,8 @@ impl Stage {
         };
         let mut items = Vec::with_capacity(keys.len());
         for (key, outcome) in keys.iter().zip(reserved.items) {
-            let ReserveOutcome::Space(room) = outcome else { continue };
-            let slot_ref = room.first().expect("a copy").location.slot_ref();
+            let ReserveOutcome::Space(space) = outcome else { continue };
+            let slot_ref = space.first().expect("a copy").location.slot_ref();
             let item = CommitItem {
                 slot_ref,
                 key: key.clone(),

@@ -14,7 +14,7 @@ impl Operations {
     /// Applies a node's reply to a request.
     pub(super) fn reply(&mut self, o: &mut Objects, conn: ConnId, id: RequestId, reply: Reply) {
         let Some(&Party::Node(Some(node))) = o.cx.connections.get(conn) else { return };
-        o.cx.hear(node);
+        o.cx.note_message(node);
         if let Reply::Settled(settled) = &reply {
             self.retires.settled_all(o, node, settled);
         }
@@ -120,7 +120,7 @@ fn demoted(o: &mut Objects, disk: NodeIndex, leaving: &[Leaving], moved: &Moved)
 
 /// A disk has dropped copies that it was not asked to retire.
 pub(super) fn dropped(o: &mut Objects, disk: NodeIndex, dropped: &Dropped) -> Reply {
-    o.cx.hear(disk);
+    o.cx.note_message(disk);
     o.cx.report(disk, dropped.usage);
     o.tier.count_dropped(dropped);
     for record in &dropped.items {

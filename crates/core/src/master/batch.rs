@@ -24,7 +24,7 @@ use super::{
 use crate::{
     BATCH_ITEMS_MAX, ConnId, Key, OWNER_BYTES_MAX, RequestId,
     message::{Ack, AckItem, ClientToMaster, Pin},
-    sabotage::sabotaged,
+    mutant::is_mutant,
 };
 
 /// The items of a batch that are not handled yet.
@@ -117,7 +117,7 @@ impl Retires {
         caller: &Arc<Caller>,
         request: ClientToMaster,
     ) -> Option<ClientToMaster> {
-        if sabotaged!(o.cx.config.sabotage, HandleAtOnce) {
+        if is_mutant!(o.cx.config.mutant, HandleAtOnce) {
             return Some(request);
         }
         let items = match Items::of(request, o.cx.config.piece_objects_max) {
@@ -138,7 +138,7 @@ impl Retires {
             outstanding: BTreeSet::new(),
             items: BTreeMap::new(),
             asked: BTreeMap::new(),
-            patient: BTreeSet::new(),
+            awaited_beyond_deadline: BTreeSet::new(),
             deadline: Some(deadline),
             rest: Some(Box::new(Rest { caller: Arc::clone(caller), items })),
         };
@@ -163,7 +163,7 @@ impl Retires {
             }
             confirming.items.entry(node).or_default().extend(items);
         }
-        if !is_late && !sabotaged!(o.cx.config.sabotage, DeleteWithoutConfirmation) {
+        if !is_late && !is_mutant!(o.cx.config.mutant, DeleteWithoutConfirmation) {
             confirming.outstanding.extend(asked.keys());
             confirming.asked.extend(asked);
         }

@@ -25,7 +25,7 @@ use crate::{
         Cause, CommitItem, CommitOutcome, Decide, MasterToMember, PutOptions, Reason, Record,
         SOFT_PIN_DEFAULT, Settle,
     },
-    sabotage::sabotaged,
+    mutant::is_mutant,
     space_for,
 };
 
@@ -172,7 +172,7 @@ impl Objects {
         let existing = existing.and_then(|index| Some((index, self.cx.catalog.get(index)?)));
         let is_known = |(_, it): &(ObjectIndex, &Object)| it.replicas().any(|it| replicas.contains(&it));
         let was_taken = !existing.as_ref().is_some_and(is_known) && self.cx.was_removed(&replicas);
-        if was_taken && !sabotaged!(self.cx.config.sabotage, NameRetired) {
+        if was_taken && !is_mutant!(self.cx.config.mutant, NameRetired) {
             // The node asks again about an object that was stored and removed meanwhile. It has not
             // received the retire yet.
             return (CommitOutcome::Removed, others.abort(&self.cx.members, &replicas, home_asks));
@@ -195,16 +195,16 @@ impl Objects {
             return (CommitOutcome::Exists(other), others.abort(&self.cx.members, &replicas, home_asks));
         }
         // The home stores the object before its predecessor is retired, so that one stays if the master dies.
-        let retires_first = sabotaged!(self.cx.config.sabotage, RetireFirst);
+        let retires_first = is_mutant!(self.cx.config.mutant, RetireFirst);
         let Some((index, object)) = existing else {
             let home_asks =
-                home_asks && (before.is_empty() || retires_first) && !self.tells_home(&item.options);
+                home_asks && (before.is_empty() || retires_first) && !self.informs_home(&item.options);
             let generation = self.name(Written { home_asks, ..written }, replicas, others);
             return (CommitOutcome::Stored(generation), before);
         };
         let generation = object.generation();
         let has_expiry = |it: &Attributes| it.expiry.is_some();
-        let is_told = self.tells_home(&item.options) || object.attributes().is_some_and(has_expiry);
+        let is_told = self.informs_home(&item.options) || object.attributes().is_some_and(has_expiry);
         if object.replicas().any(|replica| replicas.contains(&replica)) {
             // The node asks again because the first reply was lost, perhaps in an earlier epoch that had
             // settled the other copies. Or the home copy was removed since and others were not: if the node
@@ -222,7 +222,7 @@ impl Objects {
         let mut old = self.take_replaced(index, &label);
         let before: Vec<_> = before.into_iter().filter(|it| !old.contains(it)).collect();
         old.extend(before);
-        let home_asks = home_asks && retires_first && !self.tells_home(&item.options);
+        let home_asks = home_asks && retires_first && !self.informs_home(&item.options);
         let generation = self.name(Written { home_asks, ..written }, replicas, others);
         (CommitOutcome::Replaced(generation), old)
     }
@@ -236,7 +236,7 @@ impl Objects {
             return false;
         }
         let is_there = object.replicas().any(|it| it == (home, slot_ref));
-        if is_there || object.is_on(home) && sabotaged!(self.cx.config.sabotage, KeepSecondCopy) {
+        if is_there || object.is_on(home) && is_mutant!(self.cx.config.mutant, KeepSecondCopy) {
             return true;
         }
         if object.copies().any(|(on, _)| on == home) {
@@ -270,10 +270,10 @@ impl Objects {
     /// expires: the answer has only the generation. And with several masters: the answer waits until
     /// leadership is confirmed. If this master ended meanwhile, after a client has seen the object, the next
     /// one would not know that the object was stored, and when.
-    fn tells_home(&self, options: &PutOptions) -> bool {
-        let sabotage = self.cx.config.sabotage;
-        options.ttl_ms.is_some() && !sabotaged!(sabotage, ExpiryUntold)
-            || self.cx.config.confirms && !sabotaged!(sabotage, TellWhenConfirmed)
+    fn informs_home(&self, options: &PutOptions) -> bool {
+        let mutant = self.cx.config.mutant;
+        options.ttl_ms.is_some() && !is_mutant!(mutant, ExpiryUntold)
+            || self.cx.config.confirms && !is_mutant!(mutant, TellWhenConfirmed)
     }
 
     /// For a put that replaces only one generation: the generation of the object that it must not replace,
@@ -293,7 +293,7 @@ impl Objects {
         // A pin that was set or ended after the writer looked must not be lost, or come back.
         let none = Attributes::default();
         let (has, wanted) = (object.attributes().unwrap_or(&none), Attributes::of(options));
-        let has_pins = has.pins == wanted.pins || sabotaged!(self.cx.config.sabotage, ReplacePinned);
+        let has_pins = has.pins == wanted.pins || is_mutant!(self.cx.config.mutant, ReplacePinned);
         let is_it = object.generation() == expected && has.sample.is_none() && has_pins;
         (!is_it).then(|| object.generation())
     }
@@ -320,7 +320,7 @@ impl Objects {
     /// connection that the node gave up. A retire that was sent on this connection is waited for: a disk that
     /// joins may serve before the removal is durable.
     fn still_leaving(&self, namespace: NamespaceIndex, key: &Key) -> Vec<(NodeIndex, SlotRef)> {
-        if sabotaged!(self.cx.config.sabotage, ForgetWhatLeaves) {
+        if is_mutant!(self.cx.config.mutant, ForgetWhatLeaves) {
             return Vec::new();
         }
         let mut leaving = self.cx.pending_retires.of(namespace, key);
@@ -416,7 +416,7 @@ fn replace_behind(
     op: OpId,
 ) {
     let Some((mut settle, objects)) = others.0.remove(&home) else { return };
-    let is_told = !sabotaged!(cx.config.sabotage, AnswerUnretired);
+    let is_told = !is_mutant!(cx.config.mutant, AnswerUnretired);
     let stage = if is_told { HeldStage::Sent } else { HeldStage::Held };
     if is_told {
         settle.retire.extend(copies.iter().map(|it| it.1));

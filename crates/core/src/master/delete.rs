@@ -28,7 +28,7 @@ use crate::{
         Ack, AckOutcome, Cause, CommitOutcome, Delete, DeleteOutcome, DeletedMatching, EndStream, Pin,
         PinOutcome, Reason, Replacement, Reply,
     },
-    sabotage::sabotaged,
+    mutant::is_mutant,
 };
 
 /// Answers that wait until nodes have retired copies or written attributes.
@@ -51,7 +51,7 @@ pub(super) struct Confirming {
     pub(super) items: BTreeMap<NodeIndex, Vec<usize>>,
     pub(super) asked: BTreeMap<RequestId, NodeIndex>,
     /// Requests that are awaited beyond the deadline.
-    pub(super) patient: BTreeSet<RequestId>,
+    pub(super) awaited_beyond_deadline: BTreeSet<RequestId>,
     /// `None` once it has passed.
     pub(super) deadline: Option<Tick>,
     /// The items of a large batch that are not handled yet.
@@ -149,7 +149,7 @@ impl Answer {
             Self::Pin(..) => false,
         };
         let reply = self.into_reply();
-        if saves && !sabotaged!(o.cx.config.sabotage, AnswerUnsaved) {
+        if saves && !is_mutant!(o.cx.config.mutant, AnswerUnsaved) {
             return o.cx.reply_when_saved(conn, id, reply);
         }
         // A put that gets no name may have a copy that must never come back.
@@ -312,20 +312,30 @@ impl Retires {
             answer.unconfirmed(&o.cx.members.name(*node), indexes);
         }
         let is_decision = matches!(answer, Answer::Decide(_) | Answer::Publish(..));
-        if is_decision && sabotaged!(o.cx.config.sabotage, ReplaceWithoutConfirmation) {
+        if is_decision && is_mutant!(o.cx.config.mutant, ReplaceWithoutConfirmation) {
             asked.clear();
         }
         asked.extend(&in_any_case);
-        let patient: BTreeSet<_> = in_any_case.into_keys().collect();
+        let awaited_beyond_deadline: BTreeSet<_> = in_any_case.into_keys().collect();
         let outstanding: BTreeSet<_> = asked.keys().copied().collect();
-        let at_once = outstanding.is_empty() || sabotaged!(o.cx.config.sabotage, DeleteWithoutConfirmation);
+        let at_once = outstanding.is_empty() || is_mutant!(o.cx.config.mutant, DeleteWithoutConfirmation);
         if at_once {
             return answer.send(o, (conn, id));
         }
         let deadline = o.cx.now.after(wait_ms);
         o.cx.deadlines.list(deadline, op);
         let (deadline, rest) = (Some(deadline), None);
-        let confirming = Confirming { conn, id, answer, outstanding, items, asked, patient, deadline, rest };
+        let confirming = Confirming {
+            conn,
+            id,
+            answer,
+            outstanding,
+            items,
+            asked,
+            awaited_beyond_deadline,
+            deadline,
+            rest,
+        };
         self.confirms.insert(op, confirming);
     }
 
@@ -398,7 +408,7 @@ impl Retires {
         let nodes: BTreeSet<_> = copies.iter().map(|it| it.0).collect();
         let asked = o.cx.retire_replaced(home, copies, op);
         let Some(confirming) = self.confirms.get_mut(&op) else { return };
-        if sabotaged!(o.cx.config.sabotage, ReplaceWithoutConfirmation) {
+        if is_mutant!(o.cx.config.mutant, ReplaceWithoutConfirmation) {
             return;
         }
         let is_late = confirming.deadline.is_none();
@@ -451,7 +461,8 @@ impl Retires {
             return;
         }
         confirming.deadline = None;
-        let late: Vec<_> = confirming.outstanding.difference(&confirming.patient).copied().collect();
+        let late: Vec<_> =
+            confirming.outstanding.difference(&confirming.awaited_beyond_deadline).copied().collect();
         for id in late {
             confirming.outstanding.remove(&id);
             let Some(node) = confirming.asked.get(&id) else { continue };
@@ -538,7 +549,7 @@ fn delete_items(
         });
         // Copies of earlier objects of that name may still exist; their nodes are asked once more.
         let refused = outcomes.last() == Some(&DeleteOutcome::Leased);
-        if !refused && !sabotaged!(o.cx.config.sabotage, ForgetPendingRetires) {
+        if !refused && !is_mutant!(o.cx.config.mutant, ForgetPendingRetires) {
             gone.extend(pending_retires.into_iter().map(|replica| (item, replica)));
         }
     }
@@ -568,7 +579,7 @@ pub(super) fn ack_items(
             }
         });
     }
-    if sabotaged!(o.cx.config.sabotage, AckWithoutWriting) {
+    if is_mutant!(o.cx.config.mutant, AckWithoutWriting) {
         changed.attributes_set.clear();
     }
     changed

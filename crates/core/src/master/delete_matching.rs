@@ -27,7 +27,7 @@ use super::{
 use crate::{
     ConnId, Generation, Key, RequestId, SlotRef, Tick,
     message::{Cause, DeleteMatching, DeletedMatching, DropPins, Reason},
-    sabotage::sabotaged,
+    mutant::is_mutant,
 };
 
 /// Default maximum number of objects that one piece of a drop removes.
@@ -147,7 +147,7 @@ impl Retires {
         caller: &Caller,
         delete: &DeleteMatching,
     ) {
-        let matcher = match Matcher::new(&delete.pattern, o.cx.config.sabotage) {
+        let matcher = match Matcher::new(&delete.pattern, o.cx.config.mutant) {
             Ok(matcher) => matcher,
             Err(problem) => {
                 let reply = refuse(Reason::Invalid, &problem);
@@ -284,7 +284,7 @@ impl Retires {
         for node in nodes.into_iter().filter(|node| !asked.values().any(|it| it == node)) {
             dropping.unconfirmed.insert(o.cx.members.name(node));
         }
-        if !sabotaged!(o.cx.config.sabotage, DeleteWithoutConfirmation) {
+        if !is_mutant!(o.cx.config.mutant, DeleteWithoutConfirmation) {
             dropping.outstanding.extend(asked);
         }
         self.drops.insert(op, dropping);
@@ -305,7 +305,7 @@ impl Dropping {
                 self.piece_of_pending_retires(o, matching, &after)
             }
             (What::Pins(owner), Phase::Pins(left)) => {
-                let max = match sabotaged!(o.cx.config.sabotage, HandleAtOnce) {
+                let max = match is_mutant!(o.cx.config.mutant, HandleAtOnce) {
                     true => usize::MAX,
                     false => o.cx.config.piece_objects_max.max(1),
                 };
@@ -348,8 +348,8 @@ impl Dropping {
             last = Some((key, node, slot_ref));
             let known = || self.unconfirmed.contains(&o.cx.members.name(node));
             let is_saved = || o.cx.members.get(node).is_some_and(|it| it.is_saved(slot_ref));
-            let forgets = sabotaged!(o.cx.config.sabotage, DropWithoutOwing)
-                || sabotaged!(o.cx.config.sabotage, KeepHeldCopies);
+            let forgets = is_mutant!(o.cx.config.mutant, DropWithoutOwing)
+                || is_mutant!(o.cx.config.mutant, KeepHeldCopies);
             let is_lost = o.cx.members.is_leaving(node);
             let wanted = !is_lost && matching.matcher.matches(key) && (!known() || !is_saved() && !forgets);
             let wanted = wanted && !waits_for_successor(o, (self.namespace, matching), key, (node, slot_ref));
@@ -367,7 +367,7 @@ fn piece_of_objects(
     first: u64,
 ) -> (u64, Vec<(NodeIndex, SlotRef)>, Phase) {
     let max = o.cx.config.piece_objects_max.max(1);
-    let newer_too = sabotaged!(o.cx.config.sabotage, DropNewer);
+    let newer_too = is_mutant!(o.cx.config.mutant, DropNewer);
     let (mut victims, mut matched) = (Vec::new(), 0);
     let next = o.cx.catalog.page(first, max.saturating_mul(SCAN_FACTOR), |index, object| {
         if victims.len() == max {
@@ -377,7 +377,7 @@ fn piece_of_objects(
         if object.namespace() != namespace || !is_old {
             return true;
         }
-        if !matching.matcher.affords(object.key(), &mut matched, o.cx.config.sabotage) {
+        if !matching.matcher.affords(object.key(), &mut matched, o.cx.config.mutant) {
             return false;
         }
         victims.extend(matching.matcher.matches(object.key()).then_some(index));
@@ -402,11 +402,11 @@ fn waits_for_successor(
     if !o.cx.held_retires.has(copy) {
         return false;
     }
-    let sabotage = o.cx.config.sabotage;
+    let mutant = o.cx.config.mutant;
     let successor = o.cx.catalog.find(namespace, key).and_then(|index| o.cx.catalog.get(index));
     let is_spared = successor.is_some_and(|it| it.generation() <= matching.newest);
     let is_new = o.cx.pending_retires.generation(copy) > matching.newest;
-    is_spared && !sabotaged!(sabotage, DropReplaced) || is_new && !sabotaged!(sabotage, DropReplacedSince)
+    is_spared && !is_mutant!(mutant, DropReplaced) || is_new && !is_mutant!(mutant, DropReplacedSince)
 }
 
 impl Master {

@@ -20,7 +20,7 @@ use crate::{
     ConnId, RequestId,
     attributes::Attributes,
     message::{Cause, Decide, Forgotten, Reply},
-    sabotage::sabotaged,
+    mutant::is_mutant,
 };
 
 /// Maximum number of objects of other members that one piece scans, per object that it may remove. Such an
@@ -36,11 +36,11 @@ pub(super) fn lose_member(
     asked: Option<(ConnId, RequestId)>,
 ) -> u64 {
     let Some(mut member) = o.cx.members.leave(node) else { return o.cx.erase(None) };
-    if sabotaged!(o.cx.config.sabotage, ReuseIndex) {
+    if is_mutant!(o.cx.config.mutant, ReuseIndex) {
         o.cx.members.release(node);
     }
     let (segment, name) = (member.info.segment, member.info.name.clone());
-    let owed = [&mut member.owed, &mut member.given_up, &mut member.told, &mut member.told_owed];
+    let owed = [&mut member.owed, &mut member.given_up, &mut member.announced, &mut member.sent_owed];
     let owed = owed.map(std::mem::take).into();
     // It may have been absent, with objects that are not removed yet.
     let removed = o.departures.all.remove(&node).map_or(0, |it| it.removed);
@@ -89,7 +89,7 @@ pub(super) fn depart(o: &mut Objects) {
 
 /// Removes what an object has on departing members.
 pub(super) fn remove_departed(o: &mut Objects, index: ObjectIndex) {
-    if o.departures.is_empty() || sabotaged!(o.cx.config.sabotage, FindDeparted) {
+    if o.departures.is_empty() || is_mutant!(o.cx.config.mutant, FindDeparted) {
         return;
     }
     let object = o.cx.catalog.get(index);
@@ -159,7 +159,7 @@ fn depart_copy(o: &mut Objects, index: ObjectIndex, node: NodeIndex) -> bool {
     } else {
         let object = o.cx.catalog.get(index);
         let protected = object.and_then(Object::attributes).is_some_and(Attributes::protect);
-        if protected && !sabotaged!(o.cx.config.sabotage, GiveUpProtected) {
+        if protected && !is_mutant!(o.cx.config.mutant, GiveUpProtected) {
             return false;
         }
         let given_up = o.withdraw_copy(index, node);
@@ -178,7 +178,7 @@ fn end_departure(o: &mut Objects, node: NodeIndex) {
     o.reports.note_change();
     let ended = match how {
         Departure::Absent => {
-            if sabotaged!(o.cx.config.sabotage, ForgetTheAbsent) {
+            if is_mutant!(o.cx.config.mutant, ForgetTheAbsent) {
                 o.cx.pending_retires.forget(node, usize::MAX);
             }
             return o.cx.notice(Notice::NodeAbsent { node: name, removed, kept });

@@ -14,7 +14,7 @@ use super::{Effect, Master, catalog::NodeIndex, context::Context, members::Stand
 use crate::{
     SegmentId, Tick,
     message::{Drain, DrainJob, DrainReport, DrainState, JobId, MasterToMember, Reply},
-    sabotage::sabotaged,
+    mutant::is_mutant,
 };
 
 /// The number of drain jobs that run at the same time.
@@ -155,8 +155,8 @@ impl Drains {
                 }
                 self.settle(cx, id);
             }
-            Some(_) if sabotaged!(cx.config.sabotage, DrainForEver) => (),
-            Some(_) | None => tell(cx, node, &Drain { job: report.job, stop: true }),
+            Some(_) if is_mutant!(cx.config.mutant, DrainForEver) => (),
+            Some(_) | None => send(cx, node, &Drain { job: report.job, stop: true }),
         }
         Reply::Done
     }
@@ -165,7 +165,7 @@ impl Drains {
     pub(super) fn joined(&mut self, cx: &mut Context, node: NodeIndex) {
         let ready = cx.members.get(node).filter(|it| it.standing == Standing::Ready && !it.is_draining());
         let Some(segment) = ready.map(|it| it.info.segment) else { return };
-        if sabotaged!(cx.config.sabotage, ForgetDrains) {
+        if is_mutant!(cx.config.mutant, ForgetDrains) {
             return;
         }
         for job in self.jobs.values_mut().filter(|it| it.segments.contains_key(&segment)) {
@@ -217,7 +217,7 @@ impl Drains {
         let Some(job) = self.jobs.get(&id) else { return };
         for segment in job.segments.keys() {
             if let Some(node) = cx.members.find(*segment) {
-                tell(cx, node, &Drain { job: job.job.clone(), stop: true });
+                send(cx, node, &Drain { job: job.job.clone(), stop: true });
             }
         }
     }
@@ -323,7 +323,7 @@ fn memories(cx: &Context, name: &str) -> Vec<(NodeIndex, SegmentId)> {
 
 /// Sends a member a job that it must begin.
 fn begin(cx: &mut Context, node: NodeIndex, job: &DrainJob) {
-    tell(cx, node, &Drain { job: job.clone(), stop: false });
+    send(cx, node, &Drain { job: job.clone(), stop: false });
     if let Some(member) = cx.members.get_mut(node) {
         // The member says so itself a moment later.
         (member.usage.capacity, member.usage.free, member.free) = (0, 0, 0);
@@ -331,7 +331,7 @@ fn begin(cx: &mut Context, node: NodeIndex, job: &DrainJob) {
 }
 
 /// Sends a member its job. A member without a connection receives it when it reports.
-fn tell(cx: &mut Context, node: NodeIndex, drain: &Drain) {
+fn send(cx: &mut Context, node: NodeIndex, drain: &Drain) {
     let Some(conn) = cx.members.get(node).and_then(|it| it.conn) else { return };
     let id = cx.next_id();
     cx.effects.push_back(Effect::Ask(conn, id, MasterToMember::Drain(drain.clone())));

@@ -24,7 +24,7 @@ use crate::{
     Key, Tick,
     attributes::{Attributes, Expiry},
     message::{Cause, ClientToMaster, Evicted, PutOptions},
-    sabotage::sabotaged,
+    mutant::is_mutant,
 };
 
 impl Objects {
@@ -91,7 +91,7 @@ impl Objects {
         namespace: NamespaceIndex,
         keys: impl Iterator<Item = &'a [u8]>,
     ) {
-        let is_due = self.has_overdue() && !sabotaged!(self.cx.config.sabotage, FindOverdue);
+        let is_due = self.has_overdue() && !is_mutant!(self.cx.config.mutant, FindOverdue);
         if !is_due && self.departures.is_empty() {
             return;
         }
@@ -124,16 +124,16 @@ impl Objects {
 
     /// TTLs that end until then are over.
     fn horizon(&self) -> Tick {
-        match sabotaged!(self.cx.config.sabotage, ExpireEarly) {
+        match is_mutant!(self.cx.config.mutant, ExpireEarly) {
             true => self.cx.now.after(20),
             false => self.cx.now,
         }
     }
 
     fn may_expire(&self) -> bool {
-        if sabotaged!(self.cx.config.sabotage, ExpireNever) {
+        if is_mutant!(self.cx.config.mutant, ExpireNever) {
             return false;
         }
-        self.reports.are_complete() || sabotaged!(self.cx.config.sabotage, ExpireUnreported)
+        self.reports.are_complete() || is_mutant!(self.cx.config.mutant, ExpireUnreported)
     }
 }

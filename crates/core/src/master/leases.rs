@@ -36,7 +36,7 @@ use crate::{
     message::{
         Ack, AckItem, AckOutcome, Cause, Granted, Lease, LeaseItem, LeaseOutcome, Leased, Reason, Reply,
     },
-    sabotage::sabotaged,
+    mutant::is_mutant,
 };
 
 /// The leases of all clients.
@@ -145,7 +145,7 @@ impl Leases {
 
     /// Number of further leases that a client may have.
     pub(super) fn left_for(&self, cx: &Context, caller: &Caller) -> usize {
-        if sabotaged!(cx.config.sabotage, LeaseAnyNumber) {
+        if is_mutant!(cx.config.mutant, LeaseAnyNumber) {
             return usize::MAX;
         }
         self.left(cx, caller).into_iter().min().unwrap_or(0)
@@ -324,7 +324,7 @@ impl Leases {
         let deferred = self.deferred.get(&index).filter(|_| self.is_leased(index));
         let is_deferred = deferred.is_some_and(|it| is_once || it.groups.iter().any(|it| it == group));
         let is_refused = is_acked && !is_deferred;
-        if is_refused || is_acked && sabotaged!(cx.config.sabotage, RefuseReleased) {
+        if is_refused || is_acked && is_mutant!(cx.config.mutant, RefuseReleased) {
             return LeaseOutcome::Consumed;
         }
         let found = cx.found(object, true, nodes);
@@ -350,7 +350,7 @@ impl Leases {
     /// A client is gone for good: its leases end.
     pub(super) fn client_gone(&mut self, cx: &Context, client: ClientId) {
         self.away.remove(&client);
-        if !sabotaged!(cx.config.sabotage, LeasesOutliveClients) {
+        if !is_mutant!(cx.config.mutant, LeasesOutliveClients) {
             self.end_all_but(client, &[]);
         }
     }
@@ -375,7 +375,7 @@ impl Leases {
         };
         let mut attributes = object.attributes().cloned().unwrap_or_default();
         let generation: Generation = object.generation();
-        let same = generation == item.generation || sabotaged!(cx.config.sabotage, AckAnyGeneration);
+        let same = generation == item.generation || is_mutant!(cx.config.mutant, AckAnyGeneration);
         let Some(sample) = attributes.sample.as_mut().filter(|_| same) else {
             return stale;
         };
@@ -413,7 +413,7 @@ impl Leases {
         } else if let Some(deferred) = self.deferred.get_mut(&index) {
             deferred.groups.retain(|it| it != group);
         }
-        if is_consumed || !sabotaged!(cx.config.sabotage, ForgetAcks) {
+        if is_consumed || !is_mutant!(cx.config.mutant, ForgetAcks) {
             cx.catalog.set_attributes(index, attributes);
         }
         Acked::SetAttributes(index)
@@ -440,7 +440,7 @@ impl Leases {
         for (namespace, policy) in cx.quotas.policies() {
             let Some(max) = policy.max_hold_ms else { continue };
             let old = self.of_namespace(namespace).take_while(|(put, _)| put.after(max) <= cx.now);
-            let even_leased = sabotaged!(cx.config.sabotage, GiveUpLeased);
+            let even_leased = is_mutant!(cx.config.mutant, GiveUpLeased);
             late.extend(old.map(|it| it.1).filter(|&it| even_leased || !self.is_leased(it)));
         }
         for object in late.iter().filter_map(|index| cx.catalog.get(*index)) {

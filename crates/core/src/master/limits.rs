@@ -13,7 +13,7 @@ use super::{
 use crate::{
     BATCH_KEY_BYTES_MAX, ClientId, ConnId, Key, RequestId,
     message::{ClientToMaster, Reason, Reply, Reserve, ReserveItem},
-    sabotage::{Sabotage, sabotaged},
+    mutant::{Mutant, is_mutant},
 };
 
 /// The limits of one client and of one namespace.
@@ -158,28 +158,28 @@ impl Waiting {
         asked: (ConnId, RequestId),
         (caller, bytes): (&Caller, usize),
         limits: LimitsConfig,
-        sabotage: Sabotage,
+        mutant: Mutant,
     ) -> Result<(), Box<Reply>> {
         let Caller { client, namespace, token, .. } = *caller;
         let of_client = self.by_client.get(&client).copied().unwrap_or(0);
         let of_namespace = self.by_namespace.get(&namespace).copied().unwrap_or(0);
-        if of_client >= limits.waiting_client_max && !sabotaged!(sabotage, ClientWaitsAnyhow) {
+        if of_client >= limits.waiting_client_max && !is_mutant!(mutant, ClientWaitsAnyhow) {
             self.reached[0] += 1;
             let message = format!("client has {of_client} requests that wait, which is the limit");
             return Err(Box::new(refuse(Reason::Busy, &message)));
         }
-        if of_namespace >= limits.waiting_namespace_max && !sabotaged!(sabotage, NamespaceWaitsAnyhow) {
+        if of_namespace >= limits.waiting_namespace_max && !is_mutant!(mutant, NamespaceWaitsAnyhow) {
             self.reached[1] += 1;
             let message = format!("the namespace has {of_namespace} requests that wait, which is the limit");
             return Err(Box::new(refuse(Reason::Busy, &message)));
         }
-        if self.is_heavy((client, token), bytes, limits) && !sabotaged!(sabotage, WaitWithAnyBytes) {
+        if self.is_heavy((client, token), bytes, limits) && !is_mutant!(mutant, WaitWithAnyBytes) {
             let message = "the requests that wait have too many keys together: wait for some of them first";
             return Err(Box::new(refuse(Reason::Busy, message)));
         }
         if let Some(token) = token {
             let of_token = self.by_token.entry(token).or_default();
-            if *of_token >= limits.waiting_token_max && !sabotaged!(sabotage, TokenWaitsAnyhow) {
+            if *of_token >= limits.waiting_token_max && !is_mutant!(mutant, TokenWaitsAnyhow) {
                 self.reached[2] += 1;
                 let message = format!(
                     "the clients of this token have {of_token} requests that wait, which is the limit"
@@ -266,8 +266,8 @@ fn subtract<K: Ord>(counts: &mut BTreeMap<K, usize>, key: K, count: usize) {
 }
 
 /// The refusal of a request whose keys are too long together. One key is never too long.
-pub(super) fn oversize(request: &ClientToMaster, sabotage: Sabotage) -> Option<Reply> {
-    if sabotaged!(sabotage, AnyKeyBytes) {
+pub(super) fn oversize(request: &ClientToMaster, mutant: Mutant) -> Option<Reply> {
+    if is_mutant!(mutant, AnyKeyBytes) {
         return None;
     }
     let bytes = key_bytes(request);
@@ -319,7 +319,7 @@ pub(super) fn refuse_too_many(cx: &mut Context, caller: &Caller, reserve: &Reser
     let more = reserve.items.iter().map(copies).fold(0, u64::saturating_add);
     let [of_client, of_namespace, of_token] = cx.quotas.counts(caller);
     let limits = cx.config.limits;
-    let is_checked = !sabotaged!(cx.config.sabotage, ReserveAnyNumber);
+    let is_checked = !is_mutant!(cx.config.mutant, ReserveAnyNumber);
     let counts = &mut cx.limits;
     let (who, reached, count) = if of_client.saturating_add(more) > limits.reservations_client_max {
         ("client", &mut counts.reservations_client, of_client)
@@ -355,11 +355,11 @@ pub(super) fn has_pins_left(
     let limits = cx.config.limits;
     let pins = cx.catalog.namespace(namespace).map_or(0, |it| it.pins);
     let of_token = token.and_then(|it| cx.catalog.pins_of_tokens().get(&it).copied()).unwrap_or(0);
-    let namespace_has = pins.saturating_add(more) <= limits.pins_namespace_max
-        || sabotaged!(cx.config.sabotage, PinAnyNumber);
+    let namespace_has =
+        pins.saturating_add(more) <= limits.pins_namespace_max || is_mutant!(cx.config.mutant, PinAnyNumber);
     let token_has = token.is_none()
         || of_token.saturating_add(more) <= limits.pins_token_max
-        || sabotaged!(cx.config.sabotage, PinsOfEachNamespace);
+        || is_mutant!(cx.config.mutant, PinsOfEachNamespace);
     cx.limits.pins += u64::from(!namespace_has);
     cx.limits.pins_token += u64::from(namespace_has && !token_has);
     namespace_has && token_has

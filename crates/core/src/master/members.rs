@@ -49,7 +49,7 @@ pub(super) struct Member {
     pub(super) is_on_same_host: bool,
     /// The master can withdraw its copies: see [`Effect::Withdraw`](super::Effect::Withdraw).
     pub(super) can_withdraw: bool,
-    pub(super) heard: Tick,
+    pub(super) last_message: Tick,
     pub(super) usage: Usage,
     /// Free memory as the master counts it: the node's last report, less the space requested since. Offers
     /// count as free, because the node recalls them when that space is needed.
@@ -71,25 +71,25 @@ pub(super) struct Member {
     pub(super) given_up: BTreeSet<SlotRef>,
     /// Retires in the replies to its registration and announcements. It has applied them when it sends its
     /// next message.
-    pub(super) told_owed: BTreeSet<SlotRef>,
+    pub(super) sent_owed: BTreeSet<SlotRef>,
     /// Publications that it has not confirmed; they are sent again when it registers.
-    pub(super) unheard: BTreeMap<SlotRef, (ObjectIndex, Generation)>,
+    pub(super) unreceived: BTreeMap<SlotRef, (ObjectIndex, Generation)>,
     /// Bytes in its ledger since it was last asked to read it.
     pub(super) ledger_bytes: usize,
     /// The version of the saved state after which it is told to retire everything that was removed there.
     pub(super) frees_at: u64,
     /// When it may be asked to read the ledger again.
-    pub(super) looks_from: Tick,
+    pub(super) polls_from: Tick,
     /// It was declared lost, so it must retire everything before it is used again.
     pub(super) discard: bool,
     /// While it is joining: it has sent a message since the reply to its registration.
     pub(super) announces: bool,
     /// While it is joining: the copies that it has announced.
-    pub(super) told: BTreeSet<SlotRef>,
+    pub(super) announced: BTreeSet<SlotRef>,
     /// While it is joining: the object from which on those are still to be found that it did not announce.
-    pub(super) untold_from: Option<u64>,
+    pub(super) unannounced_from: Option<u64>,
     /// It belonged to an earlier epoch, so it may hold objects that this master does not know.
-    pub(super) from_earlier_life: bool,
+    pub(super) from_earlier_epoch: bool,
     /// It is in the roster.
     pub(super) is_recorded: bool,
 }
@@ -118,7 +118,7 @@ impl Member {
             registered_on: None,
             is_on_same_host: false,
             can_withdraw: false,
-            heard: now,
+            last_message: now,
             free: usage.free,
             usage,
             viewers: Vec::new(),
@@ -128,22 +128,22 @@ impl Member {
             withdrawn: BTreeSet::new(),
             owed: BTreeSet::new(),
             given_up: BTreeSet::new(),
-            told_owed: BTreeSet::new(),
-            unheard: BTreeMap::new(),
+            sent_owed: BTreeSet::new(),
+            unreceived: BTreeMap::new(),
             ledger_bytes: 0,
             frees_at: 0,
-            looks_from: Tick(0),
+            polls_from: Tick(0),
             discard: false,
             announces: false,
-            told: BTreeSet::new(),
-            untold_from: None,
-            from_earlier_life: false,
+            announced: BTreeSet::new(),
+            unannounced_from: None,
+            from_earlier_epoch: false,
             is_recorded: false,
         }
     }
 
     /// The next retires to send to it, at most `count`.
-    pub(super) fn tell_owed(&mut self, count: usize) -> Vec<SlotRef> {
+    pub(super) fn next_owed(&mut self, count: usize) -> Vec<SlotRef> {
         let mut page = Vec::new();
         for slot_refs in [&mut self.owed, &mut self.given_up] {
             while page.len() < count
@@ -152,7 +152,7 @@ impl Member {
                 page.push(slot_ref);
             }
         }
-        self.told_owed.extend(&page);
+        self.sent_owed.extend(&page);
         page
     }
 
@@ -163,7 +163,7 @@ impl Member {
 
     /// Whether the retire of a copy is part of the saved state.
     pub(super) fn is_saved(&self, slot_ref: SlotRef) -> bool {
-        [&self.owed, &self.told_owed, &self.retiring].iter().any(|it| it.contains(&slot_ref))
+        [&self.owed, &self.sent_owed, &self.retiring].iter().any(|it| it.contains(&slot_ref))
     }
 
     /// Whether more retires must be sent.
@@ -173,7 +173,7 @@ impl Member {
 
     /// Whether it was given up before it had reported to this master.
     pub(super) fn is_absent_and_unreported(&self) -> bool {
-        self.standing == Standing::Absent && self.from_earlier_life
+        self.standing == Standing::Absent && self.from_earlier_epoch
     }
 
     /// Whether it is a disk, and not memory.
@@ -201,7 +201,7 @@ impl Member {
             info: self.info.clone(),
             alive: self.standing == Standing::Ready,
             usage: self.usage,
-            owed: (self.owed.len() + self.given_up.len() + self.told_owed.len()) as u64,
+            owed: (self.owed.len() + self.given_up.len() + self.sent_owed.len()) as u64,
             holders: Vec::new(),
         }
     }
@@ -242,7 +242,7 @@ impl Member {
             self.viewers.clear();
         }
         self.free = usage.free;
-        self.heard = now;
+        self.last_message = now;
     }
 }
 
@@ -302,7 +302,7 @@ impl Members {
     #[inline]
     pub(super) fn expect(&mut self, node: NodeIndex, slot_ref: SlotRef) {
         if let Some(member) = self.get_mut(node).filter(|it| it.standing == Standing::Joining) {
-            member.told.insert(slot_ref);
+            member.announced.insert(slot_ref);
         }
     }
 

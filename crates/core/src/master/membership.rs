@@ -32,7 +32,7 @@ use crate::{
         Announce, Announced, Cause, Heartbeat, HeldBy, NodeInfo, Reason, Record, Register, Registered,
         Released, Reply,
     },
-    sabotage::sabotaged,
+    mutant::is_mutant,
 };
 
 /// Maximum number of segments in a message about an ambiguous name.
@@ -50,9 +50,9 @@ impl Membership {
     /// this master is outdated and must be replaced.
     fn supersedes(&mut self, o: &mut Objects, register: &Register) -> bool {
         let config = o.cx.config;
-        let ignores_later = sabotaged!(config.sabotage, StayBehind)
-            || sabotaged!(config.sabotage, ServeAnyEpoch)
-            || sabotaged!(config.sabotage, DiscardForOthers);
+        let ignores_later = is_mutant!(config.mutant, StayBehind)
+            || is_mutant!(config.mutant, ServeAnyEpoch)
+            || is_mutant!(config.mutant, DiscardForOthers);
         if is_of_this_master(o, register) || register.epoch < config.epoch || ignores_later {
             return false;
         }
@@ -69,9 +69,9 @@ impl Membership {
         let is_same_life = is_of_this_master(o, &register);
         let known = o.cx.members.find(register.info.segment);
         let same_epoch = register.epoch == o.cx.config.epoch;
-        let discards = is_same_life || (same_epoch && sabotaged!(o.cx.config.sabotage, DiscardForOthers));
+        let discards = is_same_life || (same_epoch && is_mutant!(o.cx.config.mutant, DiscardForOthers));
         let discards = discards || o.cx.members.was_forgotten(register.info.segment);
-        let was_lost = known.is_none() && discards && !sabotaged!(o.cx.config.sabotage, BelieveTheLost);
+        let was_lost = known.is_none() && discards && !is_mutant!(o.cx.config.mutant, BelieveTheLost);
         if was_lost {
             o.cx.notice(Notice::NodeDiscarded(register.info.name.clone()));
         }
@@ -85,7 +85,7 @@ impl Membership {
                 member.is_on_same_host = o.cx.connections.is_on_same_host(conn);
                 member.can_withdraw = o.cx.connections.can_withdraw(conn);
                 member.discard = was_lost;
-                member.from_earlier_life = !discards || sabotaged!(o.cx.config.sabotage, BelieveTheLost);
+                member.from_earlier_epoch = !discards || is_mutant!(o.cx.config.mutant, BelieveTheLost);
                 o.cx.members.insert(member)
             }
         };
@@ -107,7 +107,7 @@ impl Membership {
         // A member that must discard its objects enters the roster only afterwards: a later master must not
         // adopt them.
         let discards = o.cx.members.get(node).is_some_and(|it| it.discard);
-        if !discards || sabotaged!(o.cx.config.sabotage, EnrollTheLost) {
+        if !discards || is_mutant!(o.cx.config.mutant, EnrollTheLost) {
             o.cx.enroll(node, conn);
         }
         o.cx.registered_when_saved(node, conn, id);
@@ -126,10 +126,10 @@ fn predecessors(o: &Objects, node: NodeIndex) -> Vec<NodeIndex> {
     let is_same = |it: &NodeInfo| {
         (&it.name, &it.tcp, machine(it)) == (&new.info.name, &new.info.tcp, machine(&new.info))
     };
-    let loses_pools = sabotaged!(o.cx.config.sabotage, ReplaceThePool);
+    let loses_pools = is_mutant!(o.cx.config.mutant, ReplaceThePool);
     let stays = |it: &NodeInfo| it.outlives && it.host == new.info.host && !loses_pools;
     let others = o.cx.members.iter().filter(|(at, it)| *at != node && !it.is_disk() && it.conn.is_none());
-    let replaces_newer = sabotaged!(o.cx.config.sabotage, ReplaceNewer);
+    let replaces_newer = is_mutant!(o.cx.config.mutant, ReplaceNewer);
     let is_earlier = |it: &Member| it.registered_on < new.registered_on || replaces_newer;
     let replaced = others.filter(|(_, it)| is_same(&it.info) && !stays(&it.info) && is_earlier(it));
     replaced.map(|(at, _)| at).collect()
@@ -170,16 +170,16 @@ fn readmit(o: &mut Objects, node: NodeIndex, conn: ConnId, register: Register) -
     member.report(o.cx.now, register.usage);
     member.standing = Standing::Joining;
     // A member that registers for the first time has no copies here yet.
-    member.untold_from = member.registered_on.map(|_| 0);
+    member.unannounced_from = member.registered_on.map(|_| 0);
     (member.conn, member.registered_on) = (Some(conn), Some(conn));
-    member.told.clear();
+    member.announced.clear();
     member.announces = false;
     o.cx.members.note_kinds();
     Some(node)
 }
 
 pub(super) fn announce(o: &mut Objects, node: NodeIndex, announce: Announce) -> Reply {
-    o.cx.hear(node);
+    o.cx.note_message(node);
     // It has applied the retires of the reply to its registration; this reply may be lost too.
     has_done_what_it_owed(o, node);
     if let Some(conn) = has_discarded(o, node) {
@@ -196,16 +196,16 @@ pub(super) fn announce(o: &mut Objects, node: NodeIndex, announce: Announce) -> 
             o.cx.pending_retires.insert(&Arc::new(name), generation, (node, slot_ref));
         }
     }
-    let is_done = announce.last && withdraw_untold(o, node);
+    let is_done = announce.last && withdraw_unannounced(o, node);
     let mut more = false;
     if let Some(member) = o.cx.members.get_mut(node) {
         retire
             .iter()
             .for_each(|slot_ref| _ = member.owed.remove(slot_ref) || member.given_up.remove(slot_ref));
-        member.told_owed.extend(&retire);
-        retire.extend(member.tell_owed(o.cx.config.owed_page_max));
-        let owes_more = member.owes_more() && !sabotaged!(o.cx.config.sabotage, TellOnePage);
-        let is_done = is_done || sabotaged!(o.cx.config.sabotage, JoinEarly);
+        member.sent_owed.extend(&retire);
+        retire.extend(member.next_owed(o.cx.config.owed_page_max));
+        let owes_more = member.owes_more() && !is_mutant!(o.cx.config.mutant, TellOnePage);
+        let is_done = is_done || is_mutant!(o.cx.config.mutant, JoinEarly);
         more = announce.last && (!is_done || owes_more);
         member.announces = true;
     }
@@ -224,8 +224,8 @@ fn take_in(o: &mut Objects, node: NodeIndex, record: Record) -> Result<(), Name>
         // It was removed meanwhile, and the node has not received the retire yet.
         return refused(record.key);
     }
-    member.told.insert(record.slot_ref);
-    let news = member.from_earlier_life;
+    member.announced.insert(record.slot_ref);
+    let news = member.from_earlier_epoch;
     let existing = o.cx.catalog.find(namespace, &record.key);
     if let Some((index, object)) = existing.and_then(|it| Some((it, o.cx.catalog.get(it)?))) {
         if object.replicas().any(|replica| replica == (node, record.slot_ref)) {
@@ -238,7 +238,7 @@ fn take_in(o: &mut Objects, node: NodeIndex, record: Record) -> Result<(), Name>
         let is_same = object.generation() == record.generation;
         // One copy per node is enough.
         let is_second = is_same && object.is_on(node);
-        if !news || is_second || (older && !sabotaged!(o.cx.config.sabotage, PreferOlder)) {
+        if !news || is_second || (older && !is_mutant!(o.cx.config.mutant, PreferOlder)) {
             return refused(record.key);
         }
         if is_same {
@@ -288,8 +288,8 @@ fn take_in(o: &mut Objects, node: NodeIndex, record: Record) -> Result<(), Name>
 
 /// What a restarted master takes over of the attributes that a node has written.
 fn adopted_attributes(cx: &Context, written: Attributes) -> Attributes {
-    let copies = if sabotaged!(cx.config.sabotage, ForgetCopies) { 0 } else { written.copies };
-    let forgets_expiry = sabotaged!(cx.config.sabotage, ForgetExpiry);
+    let copies = if is_mutant!(cx.config.mutant, ForgetCopies) { 0 } else { written.copies };
+    let forgets_expiry = is_mutant!(cx.config.mutant, ForgetExpiry);
     Attributes { copies, expiry: written.expiry.filter(|_| !forgets_expiry), ..written }
 }
 
@@ -297,27 +297,27 @@ fn adopted_attributes(cx: &Context, written: Attributes) -> Attributes {
 /// never learned that they were committed. Clients with a cached location must not read such a copy, so the
 /// node owes its retire. Looks at a bounded number of copies, and returns whether these were the last. The
 /// node announces again until they were.
-fn withdraw_untold(o: &mut Objects, node: NodeIndex) -> bool {
+fn withdraw_unannounced(o: &mut Objects, node: NodeIndex) -> bool {
     let Some(member) = o.cx.members.get_mut(node) else { return true };
-    let Some(first) = member.untold_from.filter(|_| member.standing == Standing::Joining) else {
+    let Some(first) = member.unannounced_from.filter(|_| member.standing == Standing::Joining) else {
         return true;
     };
-    let mut told = std::mem::take(&mut member.told);
-    let mut untold = Vec::new();
+    let mut announced = std::mem::take(&mut member.announced);
+    let mut unannounced = Vec::new();
     let max = o.cx.config.piece_objects_max.max(1);
     let (found, next) = o.cx.catalog.page_on(node, first, max, max.saturating_mul(SCAN_FACTOR));
     for index in found {
         let Some(object) = o.cx.catalog.get(index) else { continue };
         // Forgotten one by one: to forget all at the end would take time by their number.
-        if !object.replicas().any(|(on, slot_ref)| on == node && told.remove(&slot_ref)) {
-            untold.extend(o.withdraw_copy(index, node));
+        if !object.replicas().any(|(on, slot_ref)| on == node && announced.remove(&slot_ref)) {
+            unannounced.extend(o.withdraw_copy(index, node));
         }
     }
     if let Some(member) = o.cx.members.get_mut(node) {
-        member.owed.extend(untold);
-        member.untold_from = Some(next).filter(|next| *next > 0);
+        member.owed.extend(unannounced);
+        member.unannounced_from = Some(next).filter(|next| *next > 0);
         if next > 0 {
-            member.told = told;
+            member.announced = announced;
         }
     }
     next == 0
@@ -330,7 +330,7 @@ fn end_joining(o: &mut Objects, node: NodeIndex) {
         return;
     }
     member.standing = Standing::Ready;
-    member.from_earlier_life = false;
+    member.from_earlier_epoch = false;
     let name = member.info.name.clone();
     o.cx.release_retires(node);
     o.cx.quotas.note_change();
@@ -351,14 +351,14 @@ fn has_discarded(o: &mut Objects, node: NodeIndex) -> Option<ConnId> {
     o.cx.members.has_discarded(segment);
     o.cx.enroll(node, conn);
     let is_recorded = o.cx.members.get(node).is_some_and(|it| it.is_recorded);
-    (is_recorded && o.cx.config.durable && !sabotaged!(o.cx.config.sabotage, EnrollTheLost)).then_some(conn)
+    (is_recorded && o.cx.config.durable && !is_mutant!(o.cx.config.mutant, EnrollTheLost)).then_some(conn)
 }
 
 /// The node has received its pending retires: it applies them before it sends anything else.
 fn has_done_what_it_owed(o: &mut Objects, node: NodeIndex) {
     let Some(member) = o.cx.members.get_mut(node) else { return };
-    member.unheard.clear();
-    for slot_ref in std::mem::take(&mut member.told_owed) {
+    member.unreceived.clear();
+    for slot_ref in std::mem::take(&mut member.sent_owed) {
         // A retire that was requested since is confirmed by its own reply.
         if !member.retiring.contains(&slot_ref) {
             o.cx.pending_retires.remove(node, slot_ref);
@@ -367,7 +367,7 @@ fn has_done_what_it_owed(o: &mut Objects, node: NodeIndex) {
 }
 
 pub(super) fn heartbeat(o: &mut Objects, node: NodeIndex, beat: Heartbeat) -> Reply {
-    o.cx.hear(node);
+    o.cx.note_message(node);
     // A node sends heartbeats only after it has received all replies to its announcements.
     has_done_what_it_owed(o, node);
     o.cx.report(node, beat.usage);
@@ -396,7 +396,7 @@ fn note_held(o: &mut Objects, node: NodeIndex, held: Vec<HeldBy>) {
 
 /// Ends reservations that the node has released on its own.
 pub(super) fn released(o: &mut Objects, node: NodeIndex, released: &Released) -> Reply {
-    o.cx.hear(node);
+    o.cx.note_message(node);
     o.cx.report(node, released.usage);
     note_held(o, node, released.held.clone());
     for &slot_ref in &released.slot_refs {
@@ -407,7 +407,7 @@ pub(super) fn released(o: &mut Objects, node: NodeIndex, released: &Released) ->
 
 pub(super) fn next_silence(cx: &Context) -> Option<Tick> {
     let next = cx.members.iter().filter_map(|(node, it)| match it.standing {
-        Standing::Ready => Some(it.heard.after(cx.config.silence_ms_max)),
+        Standing::Ready => Some(it.last_message.after(cx.config.silence_ms_max)),
         Standing::Away(since) => Some(since.after(away_ms_max(cx, node))),
         Standing::Joining | Standing::Silent | Standing::Absent => None,
     });
@@ -429,7 +429,7 @@ impl Master {
             return;
         }
         let is_departing = self.objects.departures.has(register.info.segment);
-        if is_departing && !sabotaged!(self.objects.cx.config.sabotage, AdmitDeparting) {
+        if is_departing && !is_mutant!(self.objects.cx.config.mutant, AdmitDeparting) {
             let question = Question::Register(Box::new(register));
             return self.operations.parking.park_question(&mut self.objects, (conn, id), question, None);
         }
@@ -457,8 +457,8 @@ impl Master {
         let Some(member) = member else { return };
         member.conn = None;
         // The replies may be lost.
-        let told = std::mem::take(&mut member.told_owed);
-        member.owed.extend(told);
+        let announced = std::mem::take(&mut member.sent_owed);
+        member.owed.extend(announced);
         member.standing = Standing::Away(self.objects.cx.now);
         self.objects.tier.member_away(&mut self.objects.cx, node);
         self.objects.tier.repairs.members_changed(&self.objects.cx);
@@ -478,7 +478,7 @@ impl Master {
     /// The process at the other end of a connection has ended, and with it the memory that it registered
     /// there. A disk outlives its process, and so does a memory pool.
     pub(super) fn process_ended(&mut self, conn: ConnId) {
-        let loses_pools = sabotaged!(self.objects.cx.config.sabotage, LoseThePool);
+        let loses_pools = is_mutant!(self.objects.cx.config.mutant, LoseThePool);
         let outlives = |it: &Member| it.is_disk() || (it.info.outlives && !loses_pools);
         let is_its = |it: &Member| it.registered_on == Some(conn) && !outlives(it);
         let node = self.objects.cx.members.iter().find(|(_, it)| is_its(it)).map(|(node, _)| node);
@@ -505,11 +505,11 @@ impl Master {
             return;
         }
         let nodes: Vec<_> =
-            self.objects.cx.members.iter().map(|(node, it)| (node, it.standing, it.heard)).collect();
-        for (node, standing, heard) in nodes {
+            self.objects.cx.members.iter().map(|(node, it)| (node, it.standing, it.last_message)).collect();
+        for (node, standing, last_message) in nodes {
             match standing {
                 Standing::Ready
-                    if heard.after(self.objects.cx.config.silence_ms_max) <= self.objects.cx.now =>
+                    if last_message.after(self.objects.cx.config.silence_ms_max) <= self.objects.cx.now =>
                 {
                     self.silent(node)
                 }
@@ -539,12 +539,12 @@ impl Context {
         let page_max = self.config.owed_page_max;
         let Some(member) = self.members.get_mut(node).filter(|it| it.conn == Some(conn)) else { return };
         let discard = member.discard;
-        let retire = if sabotaged!(self.config.sabotage, ForgetOwedRetires) {
+        let retire = if is_mutant!(self.config.mutant, ForgetOwedRetires) {
             let forgotten = std::mem::take(&mut member.owed);
-            member.told_owed.extend(forgotten);
+            member.sent_owed.extend(forgotten);
             Vec::new()
         } else {
-            member.tell_owed(page_max)
+            member.next_owed(page_max)
         };
         let reply = Reply::Registered(Registered {
             epoch: self.config.epoch,
@@ -552,7 +552,7 @@ impl Context {
             cluster: self.cluster.id(),
             discard,
             retire,
-            commit: self.unheard(node),
+            commit: self.unreceived(node),
         });
         self.reply(conn, id, reply);
     }

@@ -78,7 +78,7 @@ use crate::{
         ClientToMaster, Held, Hello, Holder, List, MasterToMember, MemberToMaster, NodeStat, Reason, Refusal,
         Reply, Request, Resolve, Role, STREAMS_LISTED_MAX, Stat, Viewer, wrong_direction,
     },
-    sabotage::{Sabotage, sabotaged},
+    mutant::{Mutant, is_mutant},
     space_for,
 };
 
@@ -130,7 +130,7 @@ pub struct MasterConfig {
     /// Drawn at random by the shell, so that no client can choose keys that collide.
     pub hash_seed: u64,
     /// Fault injection, for the simulation only.
-    pub sabotage: Sabotage,
+    pub mutant: Mutant,
 }
 
 /// One namespace and its quota.
@@ -596,7 +596,7 @@ impl Master {
 
     /// Ignores all further messages of a replaced connection.
     fn fence(&mut self, old: ConnId) {
-        if sabotaged!(self.objects.cx.config.sabotage, HearOldConnections) {
+        if is_mutant!(self.objects.cx.config.mutant, HearOldConnections) {
             return;
         }
         self.objects.cx.connections.close(old);
@@ -635,11 +635,11 @@ impl Master {
 
     fn client_request(&mut self, conn: ConnId, id: RequestId, caller: &Arc<Caller>, request: ClientToMaster) {
         let namespace = caller.namespace;
-        if let Some(refusal) = limits::oversize(&request, self.objects.cx.config.sabotage) {
+        if let Some(refusal) = limits::oversize(&request, self.objects.cx.config.mutant) {
             self.objects.cx.limits.key_bytes += 1;
             return self.objects.cx.reply(conn, id, refusal);
         }
-        let request = why::shortened(request, self.objects.cx.config.sabotage);
+        let request = why::shortened(request, self.objects.cx.config.mutant);
         let (o, operations) = (&mut self.objects, &mut self.operations);
         let Some(request) = operations.parking.park(o, (conn, id), namespace, request) else { return };
         let Some(request) = operations.retires.begin_batch(o, (conn, id), caller, request) else { return };

@@ -15,7 +15,7 @@ use super::{
 use crate::{
     access::Namespaces,
     message::{NamespaceStat, Reason, Refusal},
-    sabotage::sabotaged,
+    mutant::is_mutant,
 };
 
 /// Number of other namespaces that a new one looks at.
@@ -62,7 +62,7 @@ impl Master {
             return Ok(());
         }
         self.objects.sweep_namespaces(SWEEP_FULL);
-        if may_add(&self.objects.cx, of_token) || sabotaged!(self.objects.cx.config.sabotage, AnyNamespace) {
+        if may_add(&self.objects.cx, of_token) || is_mutant!(self.objects.cx.config.mutant, AnyNamespace) {
             return Ok(());
         }
         self.objects.cx.limits.namespaces += 1;
@@ -80,7 +80,7 @@ impl Master {
 fn may_add(cx: &Context, of_token: &Namespaces) -> bool {
     let (catalog, max) = (&cx.catalog, cx.config.limits.namespaces_max);
     let count = catalog.namespace_count();
-    let is_any = of_token.is_all() || sabotaged!(cx.config.sabotage, NamespacesOfOneToken);
+    let is_any = of_token.is_all() || is_mutant!(cx.config.mutant, NamespacesOfOneToken);
     // The token covers at most all, so they are compared only if there are many.
     if is_any || count < token_max(max) {
         return count < max;
@@ -107,7 +107,7 @@ impl Objects {
     /// removals are lost.
     pub(super) fn forget_unused(&mut self, index: NamespaceIndex) {
         let are_many = self.cx.catalog.namespace_count() > self.cx.config.limits.namespaces_kept;
-        if are_many && self.is_unused(index) && !sabotaged!(self.cx.config.sabotage, KeepNamespaces) {
+        if are_many && self.is_unused(index) && !is_mutant!(self.cx.config.mutant, KeepNamespaces) {
             self.cx.catalog.forget_namespace(index);
             self.cx.quotas.forget_namespace(index);
             self.leases.forget_namespace(index);
@@ -141,7 +141,7 @@ impl Objects {
     pub(super) fn namespace_stats(&self) -> Vec<NamespaceStat> {
         let catalog = &self.cx.catalog;
         let mut listed: Vec<_> = catalog.namespace_indexes().collect();
-        if listed.len() > NAMESPACES_LISTED_MAX && !sabotaged!(self.cx.config.sabotage, ListAllNamespaces) {
+        if listed.len() > NAMESPACES_LISTED_MAX && !is_mutant!(self.cx.config.mutant, ListAllNamespaces) {
             let rank = |index: &NamespaceIndex| (self.cx.quotas.queue_len(*index), self.cx.used(*index));
             listed.sort_by_cached_key(|index| std::cmp::Reverse(rank(index)));
             listed.truncate(NAMESPACES_LISTED_MAX);

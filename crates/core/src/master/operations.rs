@@ -10,7 +10,7 @@ use super::{
     Context, Fetched, Objects, OpId, Wait, catalog::NodeIndex, delete::Retires, reserve::Reservations,
     unreported::Parking, watches::Watches, why::Explanations,
 };
-use crate::{ConnId, RequestId, Tick, sabotage::sabotaged};
+use crate::{ConnId, RequestId, Tick, mutant::is_mutant};
 
 /// Maximum number of waiting puts that one event tries again. The others follow in the next pieces of work.
 const TRIES_MAX: usize = 64;
@@ -103,7 +103,7 @@ impl Operations {
     /// Retries the puts and watchers that wait, a bounded number at a time. Serving one put may free space
     /// for the next; each is served at most once per change.
     pub(super) fn wake(&mut self, o: &mut Objects) {
-        let last_first = sabotaged!(o.cx.config.sabotage, ServeTheLast);
+        let last_first = is_mutant!(o.cx.config.mutant, ServeTheLast);
         for _ in 0..TRIES_MAX {
             let Some(op) = o.cx.quotas.next_untried(last_first) else { break };
             self.reservations.try_again(o, op);
@@ -172,14 +172,14 @@ impl Operations {
                 Some((_, Wait::Settle(_, op))) => self.retires.confirmed(o, id, op),
                 // The node receives it again when it returns.
                 Some((_, Wait::Publish(objects, op))) => {
-                    o.cx.note_unheard(node, objects);
+                    o.cx.note_unreceived(node, objects);
                     if let Some(slot_refs) = o.cx.held_retires.take_withdrawn(id) {
                         o.cx.owe(node, &slot_refs);
                     }
                     self.retires.not_published(o, node, id, op);
                 }
                 // The same. What the objects replace is retired after that.
-                Some((_, Wait::Replace(objects))) => o.cx.note_unheard(node, objects),
+                Some((_, Wait::Replace(objects))) => o.cx.note_unreceived(node, objects),
                 None => (),
             }
         }

@@ -45,7 +45,7 @@ pub(super) struct PendingRetires {
     /// The same for copies that a member owes.
     owed: BTreeMap<(NodeIndex, SlotRef), u64>,
     /// Copies that are retired only once that version of the state is synced.
-    told_after: BTreeMap<(NodeIndex, SlotRef), u64>,
+    retired_after: BTreeMap<(NodeIndex, SlotRef), u64>,
     /// The copies that deferred requests name, and whether they were withdrawn since.
     asked: BTreeMap<(NodeIndex, SlotRef), bool>,
 }
@@ -79,7 +79,7 @@ impl PendingRetires {
         }
         self.removed.remove(&(node, slot_ref));
         self.owed.remove(&(node, slot_ref));
-        self.told_after.remove(&(node, slot_ref));
+        self.retired_after.remove(&(node, slot_ref));
         // A copy that an earlier epoch removed has no name here.
         self.asked.entry((node, slot_ref)).and_modify(|is_withdrawn| *is_withdrawn = true);
     }
@@ -116,17 +116,17 @@ impl PendingRetires {
     }
 
     /// These copies are not retired before that version is synced.
-    pub(super) fn tell_after(&mut self, copies: &[(NodeIndex, SlotRef)], version: u64) {
+    pub(super) fn retire_after(&mut self, copies: &[(NodeIndex, SlotRef)], version: u64) {
         let pending = copies.iter().filter(|copy| self.names.contains_key(copy));
-        pending.for_each(|copy| _ = self.told_after.insert(*copy, version));
+        pending.for_each(|copy| _ = self.retired_after.insert(*copy, version));
     }
 
     /// The version that must be synced before these copies are retired.
-    pub(super) fn told_after(&self, node: NodeIndex, slot_refs: &[SlotRef]) -> Option<u64> {
-        if self.told_after.is_empty() {
+    pub(super) fn retired_after(&self, node: NodeIndex, slot_refs: &[SlotRef]) -> Option<u64> {
+        if self.retired_after.is_empty() {
             return None;
         }
-        slot_refs.iter().filter_map(|it| self.told_after.get(&(node, *it)).copied()).max()
+        slot_refs.iter().filter_map(|it| self.retired_after.get(&(node, *it)).copied()).max()
     }
 
     /// A deferred request names these copies.

@@ -13,7 +13,7 @@ use crate::{
     ATTRIBUTES_MAX, Generation, RequestId, SlotRef,
     attributes::Attributes,
     message::{AttributesItem, MasterToMember, Pin, PinOutcome},
-    sabotage::sabotaged,
+    mutant::is_mutant,
 };
 
 /// Maximum number of objects whose attributes one message writes.
@@ -58,7 +58,7 @@ pub(super) fn pin_items(
         }
         outcomes.push(outcome);
     }
-    if sabotaged!(o.cx.config.sabotage, PinWithoutWriting) {
+    if is_mutant!(o.cx.config.mutant, PinWithoutWriting) {
         attributes_set.clear();
     }
     // A pin that has ended may have kept an object that expires now.

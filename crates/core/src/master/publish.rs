@@ -36,7 +36,7 @@ use crate::{
     BATCH_ITEMS_MAX, ConnId, Generation, RequestId, SlotRef,
     attributes::Attributes,
     message::{MasterToMember, Publish, PublishItem, Reason, Record, Reply, Settle, Settled},
-    sabotage::sabotaged,
+    mutant::is_mutant,
 };
 
 impl Retires {
@@ -85,7 +85,7 @@ impl Retires {
             sent.extend(id.map(|id| (id, node)));
             behind.push((node, words, names));
         }
-        if sabotaged!(o.cx.config.sabotage, AnswerUnsent) {
+        if is_mutant!(o.cx.config.mutant, AnswerUnsent) {
             sent.clear();
         }
         let answer = Answer::Publish(outcomes, homes);
@@ -150,7 +150,7 @@ impl Objects {
         let fits = self.cx.quotas.is_granted(node, item.slot_ref, caller.namespace, |it| {
             it.client == caller.client && it.len == item.len && name_len as u64 <= it.name_len
         });
-        let fits = fits || sabotaged!(self.cx.config.sabotage, PublishEnded);
+        let fits = fits || is_mutant!(self.cx.config.mutant, PublishEnded);
         (is_there && is_plain && fits).then_some(node)
     }
 }
@@ -177,18 +177,22 @@ impl Master {
 
 impl Context {
     /// These publications may not have reached the node: it receives them when it registers.
-    pub(super) fn note_unheard(&mut self, node: NodeIndex, objects: Vec<(ObjectIndex, Generation, SlotRef)>) {
+    pub(super) fn note_unreceived(
+        &mut self,
+        node: NodeIndex,
+        objects: Vec<(ObjectIndex, Generation, SlotRef)>,
+    ) {
         let Some(member) = self.members.get_mut(node) else { return };
-        member.unheard.extend(objects.into_iter().map(|it| (it.2, (it.0, it.1))));
+        member.unreceived.extend(objects.into_iter().map(|it| (it.2, (it.0, it.1))));
     }
 
     /// Records of published objects that a registering node may not have received.
-    pub(super) fn unheard(&self, node: NodeIndex) -> Vec<Record> {
-        if sabotaged!(self.config.sabotage, ForgetPublished) {
+    pub(super) fn unreceived(&self, node: NodeIndex) -> Vec<Record> {
+        if is_mutant!(self.config.mutant, ForgetPublished) {
             return Vec::new();
         }
-        let unheard = self.members.get(node).into_iter().flat_map(|it| &it.unheard);
-        let records = unheard.filter_map(|(slot_ref, (index, generation))| {
+        let unreceived = self.members.get(node).into_iter().flat_map(|it| &it.unreceived);
+        let records = unreceived.filter_map(|(slot_ref, (index, generation))| {
             let object = self.catalog.get(*index).filter(|it| it.generation() == *generation)?;
             object.replicas().any(|it| it == (node, *slot_ref)).then(|| Record {
                 slot_ref: *slot_ref,

@@ -37,7 +37,7 @@ use crate::{
         Allocate, AllocateItem, Allocated, Full, MasterToMember, OnExists, Reason, Reply, Reserve,
         ReserveItem, ReserveOutcome, Reserved, Resource, Shortage, Usage,
     },
-    sabotage::sabotaged,
+    mutant::is_mutant,
     space_for,
 };
 
@@ -125,7 +125,7 @@ impl Reservations {
             queue_key: (caller.namespace, stream),
         };
         let op = o.cx.next_op();
-        let overtakes = sabotaged!(o.cx.config.sabotage, OvertakeTheWaiting);
+        let overtakes = is_mutant!(o.cx.config.mutant, OvertakeTheWaiting);
         if o.cx.quotas.has_queue(&reserving.queue_key) && !overtakes {
             // First come, first served: space that is found now belongs to the puts in the queue.
             for index in 0..reserving.items.len() {
@@ -359,7 +359,7 @@ impl Reservations {
         if first && !guarantees::is_within_share(&o.cx, &reserving.caller, charge) {
             // Whatever the share becomes, an object that exceeds the quota alone need not wait for it.
             let alone = o.quota_exceeded_alone(namespace, charge);
-            let alone = alone.filter(|_| !sabotaged!(o.cx.config.sabotage, AwaitShareInVain));
+            let alone = alone.filter(|_| !is_mutant!(o.cx.config.mutant, AwaitShareInVain));
             let outcome = alone.map_or_else(|| self.beyond_share(o), ReserveOutcome::OverQuota);
             return self.finish(o, reserving, index, outcome);
         }
@@ -609,7 +609,7 @@ impl Objects {
         if let Some(lossless) = made(self, true) {
             return Some(lossless);
         }
-        let waits = may_wait && !sabotaged!(self.cx.config.sabotage, EvictUndemoted);
+        let waits = may_wait && !is_mutant!(self.cx.config.mutant, EvictUndemoted);
         // A need that is not for bytes is for a slot or for name space. Any object that leaves frees both.
         let is_awaited = |master: &mut Self, node| {
             let free = master.cx.members.get(node).map_or(0, |it| it.free);
@@ -634,13 +634,13 @@ impl Objects {
         let need = guarantees::free_needed(&self.cx, node, namespace, bytes, free);
         let mut spared = guarantees::spared_from(&self.cx, namespace, node);
         let possible = free.saturating_add(usage.metadata).saturating_add(self.evictable(node, &spared));
-        if need > possible && !sabotaged!(self.cx.config.sabotage, EvictInVain) {
+        if need > possible && !is_mutant!(self.cx.config.mutant, EvictInVain) {
             return None;
         }
         // What is evicted there is freed when clients of the node's earlier process have listed their views.
         // Enough to wait for has been evicted already.
         let waits_for_lists = usage.unlisted > 0 && usage.unlisted >= need;
-        if waits_for_lists && !sabotaged!(self.cx.config.sabotage, EvictUnlisted) {
+        if waits_for_lists && !is_mutant!(self.cx.config.mutant, EvictUnlisted) {
             return None;
         }
         // The records and names of evicted objects are freed too, as far as the node does not reuse them.
@@ -666,9 +666,9 @@ impl Objects {
 
     /// Upper bound of the bytes that eviction could free on a node.
     fn evictable(&self, node: NodeIndex, spared: &Spared) -> u64 {
-        let sabotage = self.cx.config.sabotage;
-        let is_broken = sabotaged!(sabotage, EvictPinned) || sabotaged!(sabotage, EvictLeased);
-        if is_broken || sabotaged!(sabotage, EvictSamples) {
+        let mutant = self.cx.config.mutant;
+        let is_broken = is_mutant!(mutant, EvictPinned) || is_mutant!(mutant, EvictLeased);
+        if is_broken || is_mutant!(mutant, EvictSamples) {
             return u64::MAX;
         }
         let soft_pinned_too = self.cx.config.evict_soft_pinned;
@@ -686,14 +686,14 @@ impl Objects {
     /// The next object that may leave a node, of all but these namespaces.
     fn next_victim_but(&self, node: NodeIndex, on_disk_only: bool, spared: &Spared) -> Option<ObjectIndex> {
         let on_disk_only = on_disk_only || !self.reports.floors.has_space();
-        let samples_too = sabotaged!(self.cx.config.sabotage, EvictSamples);
+        let samples_too = is_mutant!(self.cx.config.mutant, EvictSamples);
         let rules = Eviction {
             soft_pinned_too: self.cx.config.evict_soft_pinned,
             on_disk_only,
             demoting_too: false,
-            even_pinned: samples_too || sabotaged!(self.cx.config.sabotage, EvictPinned),
+            even_pinned: samples_too || is_mutant!(self.cx.config.mutant, EvictPinned),
         };
-        let now = if sabotaged!(self.cx.config.sabotage, EvictLeased) { Tick(u64::MAX) } else { self.cx.now };
+        let now = if is_mutant!(self.cx.config.mutant, EvictLeased) { Tick(u64::MAX) } else { self.cx.now };
         let none_of: Vec<_> = spared.namespaces().collect();
         let victim = self.cx.catalog.next_victim(node, now, rules, &none_of).or_else(|| {
             let is_there = |it: &Object| it.in_memory().any(|(on, _)| on == node);

@@ -14,7 +14,7 @@ use crate::{
         Ahead, Exists, List, ListItem, Listed, Pattern, PrefetchOutcome, Presence, Reason, Reply, Resolve,
         ResolveOutcome, Resolved,
     },
-    sabotage::{Sabotage, sabotaged},
+    mutant::{Mutant, is_mutant},
 };
 
 /// Maximum number of objects that one page scans, so that a listing delays other requests only briefly.
@@ -38,13 +38,13 @@ pub(super) enum Matcher {
 
 impl Matcher {
     /// Compiles the pattern, or describes the problem.
-    pub(super) fn new(pattern: &Pattern, sabotage: Sabotage) -> Result<Self, String> {
+    pub(super) fn new(pattern: &Pattern, mutant: Mutant) -> Result<Self, String> {
         Ok(match pattern {
             Pattern::All => Self::All,
             Pattern::Prefix(prefix) => Self::Prefix(prefix.clone()),
             Pattern::Regex(text) => {
                 let len = text.len();
-                if len > REGEX_TEXT_BYTES_MAX && !sabotaged!(sabotage, CompileAnyText) {
+                if len > REGEX_TEXT_BYTES_MAX && !is_mutant!(mutant, CompileAnyText) {
                     return Err(format!(
                         "a regular expression of {len} bytes is too long: {REGEX_TEXT_BYTES_MAX} are allowed"
                     ));
@@ -62,8 +62,8 @@ impl Matcher {
     }
 
     /// Counts the cost of a key in `bytes`. `false` if it must be left to the next page or piece.
-    pub(super) fn affords(&self, key: &Key, bytes: &mut usize, sabotage: Sabotage) -> bool {
-        if !matches!(self, Self::Regex(_)) || sabotaged!(sabotage, MatchAnyBytes) {
+    pub(super) fn affords(&self, key: &Key, bytes: &mut usize, mutant: Mutant) -> bool {
+        if !matches!(self, Self::Regex(_)) || is_mutant!(mutant, MatchAnyBytes) {
             return true;
         }
         if *bytes >= MATCH_BYTES_MAX {
@@ -115,11 +115,11 @@ impl Objects {
             }
             if resolve.touch || resolve.lease {
                 let found = found.get(..keys.len()).unwrap_or(&[]);
-                let is_read = resolve.touch || sabotaged!(self.cx.config.sabotage, LeaseReads);
+                let is_read = resolve.touch || is_mutant!(self.cx.config.mutant, LeaseReads);
                 self.cx.catalog.touch_all(found, self.cx.now, lease, is_read.then_some(caller.index));
             }
             // This follows the touch, so that a promotion for one of them does not evict another.
-            let counts = resolve.touch || sabotaged!(self.cx.config.sabotage, LookCounts);
+            let counts = resolve.touch || is_mutant!(self.cx.config.mutant, LookCounts);
             if counts && resolve.locate {
                 let (host, found) = (&caller.host, found.iter().flatten());
                 self.tier.count_gets(&mut self.cx, host, found, waited.take());
@@ -160,13 +160,13 @@ impl Objects {
             if exists.ahead != Ahead::Nothing {
                 ahead.extend(found.iter().take(keys.len()));
             }
-            let probes = sabotaged!(self.cx.config.sabotage, ProbeTouches) && exists.ahead != Ahead::Nothing;
+            let probes = is_mutant!(self.cx.config.mutant, ProbeTouches) && exists.ahead != Ahead::Nothing;
             if exists.touch || exists.lease || probes {
                 if lease.is_some() {
                     found.iter().flatten().for_each(|index| self.tier.promoted.unshield(*index));
                 }
                 let found = found.get(..keys.len()).unwrap_or(&[]);
-                let is_read = exists.touch || sabotaged!(self.cx.config.sabotage, LeaseReads);
+                let is_read = exists.touch || is_mutant!(self.cx.config.mutant, LeaseReads);
                 self.cx.catalog.touch_all(found, self.cx.now, lease, is_read.then_some(caller.index));
             }
         }
@@ -174,7 +174,7 @@ impl Objects {
             let outcomes = self.tier.promote_all(&mut self.cx, &ahead, exists.ahead, None);
             for (item, outcome) in items.iter_mut().zip(outcomes) {
                 let failed = matches!(outcome, PrefetchOutcome::Failed | PrefetchOutcome::Skipped);
-                if failed && sabotaged!(self.cx.config.sabotage, ProbeForgets) {
+                if failed && is_mutant!(self.cx.config.mutant, ProbeForgets) {
                     *item = Presence::Absent;
                 }
             }
@@ -210,14 +210,14 @@ impl Objects {
     }
 
     pub(super) fn list(&self, namespace: NamespaceIndex, list: &List) -> Reply {
-        let matcher = match Matcher::new(&list.pattern, self.cx.config.sabotage) {
+        let matcher = match Matcher::new(&list.pattern, self.cx.config.mutant) {
             Ok(matcher) => matcher,
             Err(problem) => return refuse(Reason::Invalid, &problem),
         };
         let limit = (list.limit as usize).clamp(1, BATCH_ITEMS_MAX);
         let mut items = Vec::new();
         let (mut bytes, mut matched) = (0, 0);
-        let sabotage = self.cx.config.sabotage;
+        let mutant = self.cx.config.mutant;
         let has_overdue = self.has_overdue();
         let cursor = self.cx.catalog.page(list.cursor, LIST_SCAN_MAX, |_, object| {
             let pins = |owner: &String| object.attributes().is_some_and(|it| it.pins.contains(owner));
@@ -226,7 +226,7 @@ impl Objects {
             if object.namespace() != namespace || !wanted {
                 return true;
             }
-            if !matcher.affords(object.key(), &mut matched, sabotage) {
+            if !matcher.affords(object.key(), &mut matched, mutant) {
                 return false;
             }
             if !matcher.matches(object.key()) {

@@ -11,7 +11,7 @@ use super::{
 use crate::{
     attributes::Attributes,
     message::{Resource, Shortage, Usage},
-    sabotage::sabotaged,
+    mutant::is_mutant,
     space_for,
 };
 
@@ -87,9 +87,9 @@ impl Lack {
         let lack = Self::of(cx.members.get(node).map(|it| it.usage).unwrap_or_default(), refused, need);
         let is_kept = match lack.resource {
             Resource::Bytes | Resource::Share => false,
-            Resource::Slots => sabotaged!(cx.config.sabotage, KeepSlots),
-            Resource::KeySpace => sabotaged!(cx.config.sabotage, KeepKeySpace),
-            Resource::Contiguous => sabotaged!(cx.config.sabotage, KeepPieces),
+            Resource::Slots => is_mutant!(cx.config.mutant, KeepSlots),
+            Resource::KeySpace => is_mutant!(cx.config.mutant, KeepKeySpace),
+            Resource::Contiguous => is_mutant!(cx.config.mutant, KeepPieces),
         };
         if is_kept { Self::default() } else { lack }
     }

@@ -29,7 +29,7 @@ use super::{
 use crate::{
     ConnId, Generation, Location, RequestId, SlotRef, Tick,
     message::{ClientToMaster, Decide, MemberToMaster, Pulled, Reason, Register, Reply, Request},
-    sabotage::sabotaged,
+    mutant::is_mutant,
 };
 
 /// Maximum number of deferred requests; further ones are refused at once.
@@ -175,7 +175,7 @@ impl Parking {
     /// Whether one more request may be deferred: none of many clients takes all places.
     fn may_park(&self, o: &mut Objects, sharer: Option<Sharer>, key_bytes: usize) -> bool {
         let len = self.all.len();
-        if sharer.is_none() || sabotaged!(o.cx.config.sabotage, DeferForOne) {
+        if sharer.is_none() || is_mutant!(o.cx.config.mutant, DeferForOne) {
             return len < PARKED_MAX;
         }
         let free = CLIENTS_PARKED_MAX.saturating_sub(len);
@@ -202,7 +202,7 @@ impl Parking {
             Question::Register(it) => !o.departures.has(it.info.segment),
         });
         let mut resumed: Vec<_> = resumed.collect();
-        if !sabotaged!(o.cx.config.sabotage, AnswerUndecided) {
+        if !is_mutant!(o.cx.config.mutant, AnswerUndecided) {
             resumed.sort_by_key(|(_, it)| matches!(it.question, Question::Client(_)));
         }
         o.reports.forget_floors();
@@ -260,11 +260,11 @@ impl Parking {
                 unanswered.insert(node);
             }
         }
-        if unanswered.is_empty() || sabotaged!(o.cx.config.sabotage, ForgetUnanswered) {
+        if unanswered.is_empty() || is_mutant!(o.cx.config.mutant, ForgetUnanswered) {
             return;
         }
         o.reports.expect_again(unanswered);
-        o.reports.tell_awaited(&mut o.cx);
+        o.reports.note_awaited(&mut o.cx);
     }
 
     /// A client no longer waits for an answer: its deadline is now.
@@ -279,7 +279,7 @@ impl Parking {
 /// The copies of written objects on members that were given up before they reported. If none of an
 /// object's copies is known, it gets no name, and these copies must never count.
 fn give_up_unreported(cx: &mut Context, home: NodeIndex, decide: &Decide) {
-    if sabotaged!(cx.config.sabotage, DecideUnreported) {
+    if is_mutant!(cx.config.mutant, DecideUnreported) {
         return;
     }
     let mut given_up = Vec::new();

@@ -9,7 +9,7 @@ use super::{
 use crate::{
     ConnId, Key, RequestId, SlotRef, Tick, VIEWERS_MAX, WHY_KEYS_MAX,
     message::{ClientToMaster, Found, Here, MasterToMember, Reply, Views, Why},
-    sabotage::{Sabotage, sabotaged},
+    mutant::{Mutant, is_mutant},
 };
 
 /// Size of an answer, in bytes, after which it explains no further key.
@@ -56,7 +56,7 @@ impl Explanations {
         let mut answers = Vec::with_capacity(keys.len());
         let mut bytes = 0;
         for (item, key) in keys.iter().enumerate() {
-            if bytes >= WHY_BYTES_MAX && !sabotaged!(o.cx.config.sabotage, ExplainAll) {
+            if bytes >= WHY_BYTES_MAX && !is_mutant!(o.cx.config.mutant, ExplainAll) {
                 break;
             }
             let Some(index) = o.cx.catalog.find(namespace, key) else {
@@ -120,9 +120,9 @@ impl Explanations {
 
 /// A question about as many keys as one answer explains: the others must not cost time before the client asks
 /// for them again.
-pub(super) fn shortened(mut request: ClientToMaster, sabotage: Sabotage) -> ClientToMaster {
+pub(super) fn shortened(mut request: ClientToMaster, mutant: Mutant) -> ClientToMaster {
     if let ClientToMaster::Why(explain) = &mut request
-        && !sabotaged!(sabotage, ExplainAll)
+        && !is_mutant!(mutant, ExplainAll)
     {
         explain.keys.truncate(WHY_KEYS_MAX);
     }

@@ -13,8 +13,8 @@ fn short_timeouts() -> Config {
     let stop = PrefetchStop::Timeout { base: 10, per_page: 1, most: 20 };
     Config {
         store: Some(StoreConfig { start: PrefetchStart::Missing, threshold_pages: 1, stop }),
-        op_patience: 30,
-        hint_patience: 5,
+        op_timeout: 30,
+        hint_interval: 5,
         ..config()
     }
 }

@@ -121,7 +121,7 @@ fn cluster_stores_the_pages() {
     assert!(left.is_empty(), "{left:?}");
     // Calls to a stopped store fail, and no request waits forever.
     runtime.block_on(cluster.stop(soon())).unwrap();
-    let short = Config { op_patience: 200, hint_patience: 50, ..config() };
+    let short = Config { op_timeout: 200, hint_interval: 50, ..config() };
     let mut fourth = Toy::over(short, client_of(&runtime, &options), None);
     assert_eq!(fourth.serve(&prompt(1, 21)), found(0, 0, 0));
     fourth.settle();

@@ -9,7 +9,7 @@ use super::{
     Residency, Slot, Source, State, Tier, mutants,
 };
 use crate::message::{CachedTokens, PageId, PageRecord, Place, RetractReason};
-use crate::sabotage::Sabotage;
+use crate::mutant::Mutant;
 
 /// The cached pages of a request.
 #[derive(Default)]
@@ -46,10 +46,10 @@ impl Found {
 
     /// Protects the cached pages, and then frees device pages for the rest. If that fails, nothing has
     /// changed (O4, O5).
-    fn free_up(&self, inventory: &mut Inventory, total: u32, sabotage: Sabotage) -> bool {
+    fn free_up(&self, inventory: &mut Inventory, total: u32, mutant: Mutant) -> bool {
         let here = (self.cells.len() - self.load.len()) as u32;
         let need = total - here;
-        if !mutants::may_protect(inventory, need, sabotage) {
+        if !mutants::may_protect(inventory, need, mutant) {
             return false;
         }
         assert!(
@@ -98,7 +98,7 @@ impl Engine {
         }
         let request = self.requests.get_mut(id);
         if let Some(space) = self.spaces.find(request.space) {
-            request.follow(space, self.config.page_tokens, self.config.sabotage);
+            request.follow(space, self.config.page_tokens, self.config.mutant);
         }
         let total = self.config.pages_for(request.length);
         if total > self.config.device_pages {
@@ -106,7 +106,7 @@ impl Engine {
             return true;
         }
         let found = Found::of(self.requests.get(id), &self.inventory, &self.ledger, &self.config);
-        if !found.free_up(&mut self.inventory, total, self.config.sabotage) {
+        if !found.free_up(&mut self.inventory, total, self.config.mutant) {
             return false;
         }
         self.requests.run(id);
@@ -152,9 +152,9 @@ impl Engine {
                     target: Place::Page(PageId { tier: Tier::Device, index: to }),
                 };
                 items.push(Item { record, cell: Some(*cell) });
-                mutants::staged(&mut self.inventory, OpKind::Load, *cell, op, self.config.sabotage);
+                mutants::staged(&mut self.inventory, OpKind::Load, *cell, op, self.config.mutant);
             }
-            let deadline = self.now + self.config.op_patience;
+            let deadline = self.now + self.config.op_timeout;
             self.issue(Order {
                 id: op,
                 kind: OpKind::Load,
@@ -180,7 +180,7 @@ impl Engine {
             })
             .collect();
         let came = |(cell, _): &(CellId, Source)| self.inventory.cell(*cell).is_valid(Tier::Device);
-        let cached = self.config.sabotage.usable_pages(shared.iter().map(came));
+        let cached = self.config.mutant.usable_pages(shared.iter().map(came));
         let request = self.requests.get_mut(id);
         if !replace_missing(&mut self.inventory, id, request, &shared, cached) {
             return self.take_off_device(id, Some(RetractReason::NoSpace));

@@ -10,8 +10,8 @@ use super::{
 use crate::cell::{CellId, Stored};
 use crate::inventory::Settled;
 use crate::message::{Ending, Refusal};
+use crate::mutant::Mutant;
 use crate::ranks::LocalAcks;
-use crate::sabotage::Sabotage;
 use crate::stats::Stats;
 
 /// The completions that this rank received and not all ranks have agreed on. Not part of the replicated
@@ -22,7 +22,7 @@ pub(super) struct Local(BTreeMap<OpId, Outcome>);
 impl Local {
     /// Keeps the completion of an operation until all ranks have agreed; false if this rank has one already.
     pub(super) fn keep(&mut self, ledger: &Ledger, config: &Config, op: OpId, outcome: Outcome) -> bool {
-        let op = mutants::acknowledged(ledger, op, config.sabotage);
+        let op = mutants::acknowledged(ledger, op, config.mutant);
         let has_voted = ledger.find(op).is_none_or(|live| live.votes.has(config.rank));
         if has_voted || self.0.contains_key(&op) {
             return false;
@@ -61,11 +61,11 @@ impl Cooldown {
 impl Engine {
     /// Ends an operation, where there is one rank.
     pub(super) fn complete(&mut self, op: OpId, outcome: Outcome) {
-        let op = mutants::acknowledged(&self.ledger, op, self.config.sabotage);
+        let op = mutants::acknowledged(&self.ledger, op, self.config.mutant);
         if self.ledger.find(op).is_none() {
             self.stats.stray_acks += 1;
         } else {
-            let outcome = self.deferred.pass(op, outcome, self.config.sabotage);
+            let outcome = self.deferred.pass(op, outcome, self.config.mutant);
             outcome.into_iter().for_each(|it| self.end(op, it));
         }
     }
@@ -83,7 +83,7 @@ impl Engine {
                     self.stats.stray_acks += 1;
                     continue;
                 };
-                if !self.config.sabotage.counts_acks(live.kind == OpKind::Backup) {
+                if !self.config.mutant.counts_acks(live.kind == OpKind::Backup) {
                     continue;
                 }
                 if !live.votes.cast(rank, *outcome) {
@@ -99,7 +99,7 @@ impl Engine {
             let result = self
                 .ledger
                 .find(op)
-                .and_then(|live| mutants::agreed_outcome(&live.votes, self.config.sabotage));
+                .and_then(|live| mutants::agreed_outcome(&live.votes, self.config.mutant));
             if let Some(outcome) = result {
                 self.end(op, outcome);
             }
@@ -108,7 +108,7 @@ impl Engine {
 
     /// Ends an operation that has ended on every rank. It happens once (L1).
     pub(super) fn end(&mut self, id: OpId, outcome: Outcome) {
-        let Some(op) = mutants::take_ended(&mut self.ledger, id, self.config.sabotage) else {
+        let Some(op) = mutants::take_ended(&mut self.ledger, id, self.config.mutant) else {
             self.stats.stray_acks += 1;
             return;
         };
@@ -126,16 +126,16 @@ impl Engine {
                 count
             }
             Outcome::Done { leading } => leading,
-            Outcome::Failed => self.config.sabotage.pages_of_failed(op.kind == OpKind::Save, count),
+            Outcome::Failed => self.config.mutant.pages_of_failed(op.kind == OpKind::Save, count),
         };
         let leading = leading.min(op.cut);
-        let (inventory, stats, sabotage) = (&mut self.inventory, &mut self.stats, self.config.sabotage);
+        let (inventory, stats, mutant) = (&mut self.inventory, &mut self.stats, self.config.mutant);
         match op.kind {
             OpKind::Probe => self.probed(&op, leading),
-            OpKind::Fetch => fetched(inventory, stats, &op, leading, sabotage),
-            OpKind::Load => loaded(inventory, stats, &op, leading, sabotage),
+            OpKind::Fetch => fetched(inventory, stats, &op, leading, mutant),
+            OpKind::Load => loaded(inventory, stats, &op, leading, mutant),
             OpKind::Save => self.saved(&op, leading),
-            OpKind::Backup => backed_up(inventory, stats, &op, leading, sabotage),
+            OpKind::Backup => backed_up(inventory, stats, &op, leading, mutant),
             OpKind::Drop => self.spaces.dropped(&op, outcome != Outcome::Failed, self.now, &self.config),
         }
         for request in op.waiters {
@@ -151,7 +151,7 @@ impl Engine {
             return;
         }
         match request.state {
-            State::Prefetching if self.config.sabotage.leaves_prefetch() => self.requests.wait(id),
+            State::Prefetching if self.config.mutant.leaves_prefetch() => self.requests.wait(id),
             State::Loading => self.ready(id),
             State::WritingBack => self.end_request(id, Ending::Finished),
             _ => {}
@@ -159,14 +159,14 @@ impl Engine {
     }
 
     fn saved(&mut self, op: &LiveOp, leading: u32) {
-        let sabotage = self.config.sabotage;
+        let mutant = self.config.mutant;
         let is_urgent = self.writes.take_urgent(op.id);
         for (at, item) in (0..).zip(&op.items) {
             let Some(cell) = item.cell else { continue };
             if at >= leading && is_urgent {
                 self.inventory.give_up_saving(cell);
             }
-            if settle(&mut self.inventory, op.id, cell, Tier::Host, at < leading, sabotage)
+            if settle(&mut self.inventory, op.id, cell, Tier::Host, at < leading, mutant)
                 == Some(Settled::Published)
             {
                 self.stats.saved += 1;
@@ -218,16 +218,16 @@ impl Engine {
         for cell in cells.into_iter().filter(|_| targets.is_some()) {
             self.inventory.quarantine(cell, targets.unwrap_or(Tier::Host), id);
         }
-        self.ledger.set_alarm(id, self.now + self.config.hint_patience);
+        self.ledger.set_alarm(id, self.now + self.config.hint_interval);
         self.effects.push(Effect::CancelHint(id));
     }
 }
 
 /// Publishes fetched pages.
-fn fetched(inventory: &mut Inventory, stats: &mut Stats, op: &LiveOp, leading: u32, sabotage: Sabotage) {
+fn fetched(inventory: &mut Inventory, stats: &mut Stats, op: &LiveOp, leading: u32, mutant: Mutant) {
     for (at, item) in (0..).zip(&op.items) {
         let Some(cell) = item.cell else { continue };
-        if settle(inventory, op.id, cell, Tier::Host, at < leading, sabotage) == Some(Settled::Published) {
+        if settle(inventory, op.id, cell, Tier::Host, at < leading, mutant) == Some(Settled::Published) {
             stats.fetched += 1;
             let cell = inventory.cell_mut(cell);
             cell.is_prefetched = true;
@@ -237,26 +237,26 @@ fn fetched(inventory: &mut Inventory, stats: &mut Stats, op: &LiveOp, leading: u
 }
 
 /// Publishes loaded pages, and unpins their sources.
-fn loaded(inventory: &mut Inventory, stats: &mut Stats, op: &LiveOp, leading: u32, sabotage: Sabotage) {
+fn loaded(inventory: &mut Inventory, stats: &mut Stats, op: &LiveOp, leading: u32, mutant: Mutant) {
     for (at, item) in (0..).zip(&op.items) {
         let Some(cell) = item.cell else { continue };
-        let settled = settle(inventory, op.id, cell, Tier::Device, at < leading, sabotage);
+        let settled = settle(inventory, op.id, cell, Tier::Device, at < leading, mutant);
         stats.loaded += u64::from(settled == Some(Settled::Published));
         inventory.unpin(cell, Tier::Host);
     }
 }
 
 /// Records what the store has, and unpins the sources.
-fn backed_up(inventory: &mut Inventory, stats: &mut Stats, op: &LiveOp, leading: u32, sabotage: Sabotage) {
+fn backed_up(inventory: &mut Inventory, stats: &mut Stats, op: &LiveOp, leading: u32, mutant: Mutant) {
     for (at, item) in (0..).zip(&op.items) {
-        let is_stored = sabotage.is_backed_up(at < leading);
+        let is_stored = mutant.is_backed_up(at < leading);
         stats.backed_up += u64::from(is_stored);
-        let Some(id) = mutants::backup_source(inventory, item, sabotage) else {
+        let Some(id) = mutants::backup_source(inventory, item, mutant) else {
             continue;
         };
         let cell = inventory.cell_mut(id);
         cell.stored = if is_stored { Stored::Yes } else { Stored::Unknown };
-        mutants::unpin_backup(inventory, id, sabotage);
+        mutants::unpin_backup(inventory, id, mutant);
     }
 }
 
@@ -267,9 +267,9 @@ fn settle(
     cell: CellId,
     tier: Tier,
     is_good: bool,
-    sabotage: Sabotage,
+    mutant: Mutant,
 ) -> Option<Settled> {
-    let is_early = mutants::is_settled_early(inventory, op, cell, tier, sabotage);
+    let is_early = mutants::is_settled_early(inventory, op, cell, tier, mutant);
     (!is_early).then(|| inventory.settle(cell, tier, op, is_good))
 }
 

@@ -37,7 +37,7 @@ impl Engine {
             return false;
         }
         let request = self.requests.get_mut(id);
-        request.append(generated, self.config.page_tokens, self.config.sabotage);
+        request.append(generated, self.config.page_tokens, self.config.mutant);
         request.computed = upto;
         if upto >= request.prompt_length {
             request.state = State::Decoding;
@@ -62,7 +62,7 @@ impl Engine {
             let Some(Slot::Private(page)) = self.requests.get(id).slots.get(position).copied() else {
                 continue;
             };
-            mutants::keep_target(&mut self.inventory, *cell, self.config.sabotage);
+            mutants::keep_target(&mut self.inventory, *cell, self.config.mutant);
             if self.inventory.adopt(*cell, id, page) {
                 if let Some(slot) = self.requests.get_mut(id).slots.get_mut(position) {
                     *slot = Slot::Shared(*cell, Source::Device);

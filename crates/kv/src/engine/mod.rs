@@ -127,7 +127,7 @@ impl Engine {
         Ok(Self {
             config,
             inventory: Inventory::new(&config),
-            ledger: Ledger::new(config.budgets, config.ranks, config.sabotage),
+            ledger: Ledger::new(config.budgets, config.ranks, config.mutant),
             requests: Requests::default(),
             spaces: Spaces::default(),
             writes: Writes::new(&config),
@@ -196,8 +196,7 @@ impl Engine {
         let (hashes, length) = match prompt {
             Prompt::Tokens { tokens, media } => {
                 let root = known.root_hash;
-                let hashes =
-                    chain_with(root, 0, self.config.page_tokens, tokens, media, self.config.sabotage);
+                let hashes = chain_with(root, 0, self.config.page_tokens, tokens, media, self.config.mutant);
                 (hashes, tokens.len() as u32)
             }
             Prompt::Hashes { tokens, pages } => (pages.iter().map(|(_, hash)| *hash).collect(), *tokens),
@@ -289,10 +288,10 @@ impl Engine {
 
     /// Applies alarms that are due.
     fn pass_time(&mut self) {
-        for (op, outcome) in self.deferred.take_due(self.now, self.config.sabotage) {
+        for (op, outcome) in self.deferred.take_due(self.now, self.config.mutant) {
             self.end(op, outcome);
         }
-        while self.config.sabotage.enforces_deadlines()
+        while self.config.mutant.enforces_deadlines()
             && let Some(id) = self.requests.take_due(self.now)
         {
             match self.requests.get(id).state {
@@ -301,7 +300,7 @@ impl Engine {
                 _ => {}
             }
         }
-        let again = self.now + self.config.hint_patience;
+        let again = self.now + self.config.hint_interval;
         for op in self.ledger.due(self.now, again) {
             self.overdue(op);
         }

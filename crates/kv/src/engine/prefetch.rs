@@ -6,7 +6,7 @@ use super::{
 };
 use crate::config::StoreConfig;
 use crate::message::{PageId, PageRecord, Place};
-use crate::sabotage::Sabotage;
+use crate::mutant::Mutant;
 
 /// The pages that a request fetches, and the operations that it joins.
 #[derive(Default)]
@@ -26,7 +26,7 @@ impl FetchPlan {
         has: &std::ops::Range<u32>,
         inventory: &Inventory,
         ledger: &Ledger,
-        sabotage: Sabotage,
+        mutant: Mutant,
     ) -> Self {
         let hashes = request.hashes.get(..has.end as usize).unwrap_or_default();
         let mut plan = Self::default();
@@ -37,8 +37,8 @@ impl FetchPlan {
             match residency {
                 Residency::Valid(_) => plan.anchor.extend(id),
                 _ if on_device => plan.anchor.extend(id),
-                Residency::Pending(op, _) if mutants::can_join(ledger, op, sabotage) => {
-                    mutants::join(&mut plan, position, op, sabotage)
+                Residency::Pending(op, _) if mutants::can_join(ledger, op, mutant) => {
+                    mutants::join(&mut plan, position, op, mutant)
                 }
                 Residency::Absent if has.contains(&position) => plan.fetch.push(position),
                 // A page that was cached at the time of the probe is gone, or its operation is abandoned.
@@ -105,7 +105,7 @@ impl Engine {
         }
         let (space, root, root_hash) = (request.space, request.root, request.root_hash);
         let op = self.ledger.next_id();
-        let deadline = self.now + self.config.op_patience;
+        let deadline = self.now + self.config.op_timeout;
         let order =
             Order { id: op, kind: OpKind::Probe, space, root, root_hash, items, deadline, waiter: Some(id) };
         self.issue(order);
@@ -125,21 +125,21 @@ impl Engine {
         let asked_from = op.items.first().map_or(0, |item| item.record.position);
         let is_worth_it = |store: StoreConfig| {
             let is_enough = policy::fetches_hits(store.start, leading, store.threshold_pages);
-            self.config.sabotage.is_worth_a_fetch(is_enough)
+            self.config.mutant.is_worth_a_fetch(is_enough)
         };
         let leading = if self.config.store.is_some_and(is_worth_it) { leading } else { 0 };
         let has = asked_from..asked_from + leading;
-        let sabotage = self.config.sabotage;
-        let plan = FetchPlan::of(request, &has, &self.inventory, &self.ledger, sabotage);
+        let mutant = self.config.mutant;
+        let plan = FetchPlan::of(request, &has, &self.inventory, &self.ledger, mutant);
         self.requests.get_mut(id).promised = if leading > 0 { has.end } else { 0 };
         self.fetch(id, plan, asked_from);
     }
 
     fn fetch(&mut self, id: ReqId, mut plan: FetchPlan, asked_from: u32) {
         let (config, wanted) = (&self.config, plan.fetch.len() as u32);
-        let count = config.sabotage.pages_in_budget(wanted, self.ledger.budget_left(OpKind::Fetch));
-        let count = config.sabotage.pages_on_rank(count, config.rank);
-        let count = free_up_behind(&mut self.inventory, &plan.anchor, count, self.config.sabotage);
+        let count = config.mutant.pages_in_budget(wanted, self.ledger.budget_left(OpKind::Fetch));
+        let count = config.mutant.pages_on_rank(count, config.rank);
+        let count = free_up_behind(&mut self.inventory, &plan.anchor, count, self.config.mutant);
         if let Some(&first_missing) = plan.fetch.get(count as usize) {
             // A shorter prefix is better than none; pages after a gap are of no use (V3).
             plan.fetch.truncate(count as usize);
@@ -168,26 +168,21 @@ impl Engine {
         let op = self.ledger.next_id();
         let mut items = Vec::with_capacity(positions.len());
         for (at, &position) in (0..).zip(positions) {
-            let cell = cells.get(self.config.sabotage.place_of_cell(at, position as usize));
-            let hash = hashes.get(self.config.sabotage.place_of_hash(at, position as usize, asked_from));
+            let cell = cells.get(self.config.mutant.place_of_cell(at, position as usize));
+            let hash = hashes.get(self.config.mutant.place_of_hash(at, position as usize, asked_from));
             let Some((&cell, &hash)) = cell.zip(hash) else { break };
             let index = self.inventory.stage(cell, Tier::Host, op);
             let target = Place::Page(PageId { tier: Tier::Host, index });
             let record = PageRecord { position, hash, source: Place::Store, target };
             items.push(Item { record, cell: Some(cell) });
-            mutants::name_fetched(
-                &mut self.inventory,
-                cell,
-                hashes.get(asked_from + at),
-                self.config.sabotage,
-            );
+            mutants::name_fetched(&mut self.inventory, cell, hashes.get(asked_from + at), self.config.mutant);
         }
         cells.into_iter().rev().for_each(|cell| self.inventory.reap(cell));
         if items.is_empty() {
             return;
         }
         self.stats.fetch_issued += items.len() as u64;
-        let deadline = self.now + self.config.op_patience;
+        let deadline = self.now + self.config.op_timeout;
         self.issue(Order {
             id: op,
             kind: OpKind::Fetch,
@@ -214,7 +209,7 @@ impl Engine {
         for op in waits {
             let Some(live) = self.ledger.find_mut(op) else { continue };
             live.waiters.remove(&id);
-            self.config.sabotage.keep_joiners(&mut live.waiters);
+            self.config.mutant.keep_joiners(&mut live.waiters);
             let can_stop = matches!(live.kind, OpKind::Probe | OpKind::Fetch | OpKind::Load);
             if live.waiters.is_empty() && can_stop {
                 self.abandon(op);
@@ -225,10 +220,10 @@ impl Engine {
 
 /// Frees this number of host pages, or uses those that are free, without evicting pages that the request
 /// relies on (O4). Returns the number.
-fn free_up_behind(inventory: &mut Inventory, anchor: &[CellId], count: u32, sabotage: Sabotage) -> u32 {
+fn free_up_behind(inventory: &mut Inventory, anchor: &[CellId], count: u32, mutant: Mutant) -> u32 {
     let held: Vec<_> =
         anchor.iter().filter(|id| inventory.cell(**id).is_valid(Tier::Host)).copied().collect();
-    let protected = sabotage.protected(&held);
+    let protected = mutant.protected(&held);
     for id in protected {
         inventory.pin(*id, Tier::Host);
     }

@@ -16,7 +16,7 @@ use crate::config::Config;
 use crate::hash::{ChainHash, Media, chain_with};
 use crate::inventory::Inventory;
 use crate::message::{OpId, SpaceId, Tick, Tier};
-use crate::sabotage::Sabotage;
+use crate::mutant::Mutant;
 
 /// The state of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -113,24 +113,24 @@ pub(crate) struct Request {
 
 impl Request {
     /// Adds generated tokens, and the hashes of the pages that they fill.
-    pub(super) fn append(&mut self, generated: &[u32], page_tokens: u32, sabotage: Sabotage) {
+    pub(super) fn append(&mut self, generated: &[u32], page_tokens: u32, mutant: Mutant) {
         self.length += generated.len() as u32;
         let Some(tokens) = &mut self.tokens else { return };
         tokens.extend_from_slice(generated);
         let hashed = self.hashes.len() as u32;
-        let before = sabotage.chain_start(self.hashes.last().copied(), self.root_hash);
+        let before = mutant.chain_start(self.hashes.last().copied(), self.root_hash);
         let rest = tokens.get((hashed * page_tokens) as usize..).unwrap_or_default();
-        let more = chain_with(before, hashed, page_tokens, rest, &self.media, sabotage);
+        let more = chain_with(before, hashed, page_tokens, rest, &self.media, mutant);
         self.hashes.extend(more);
     }
 
     /// Follows a namespace that was redefined or cleared since the request arrived.
-    pub(super) fn follow(&mut self, space: &Space, page_tokens: u32, sabotage: Sabotage) {
+    pub(super) fn follow(&mut self, space: &Space, page_tokens: u32, mutant: Mutant) {
         let Space { root, root_hash } = *space;
         let before = std::mem::replace(&mut self.root_hash, root_hash);
         self.root = root;
         if let Some(tokens) = self.tokens.as_ref().filter(|_| before != root_hash) {
-            self.hashes = chain_with(root_hash, 0, page_tokens, tokens, &self.media, sabotage);
+            self.hashes = chain_with(root_hash, 0, page_tokens, tokens, &self.media, mutant);
         }
     }
 

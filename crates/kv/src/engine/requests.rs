@@ -75,7 +75,7 @@ impl Requests {
         let (tokens, media, length, hashes) = match prompt {
             Prompt::Tokens { tokens, media } => {
                 let page = config.page_tokens;
-                let hashes = chain_with(root_hash, 0, page, &tokens, &media, config.sabotage);
+                let hashes = chain_with(root_hash, 0, page, &tokens, &media, config.mutant);
                 let length = u32::try_from(tokens.len()).unwrap_or(u32::MAX);
                 (Some(tokens), media, length, hashes)
             }

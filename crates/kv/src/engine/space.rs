@@ -11,11 +11,11 @@ use super::{ChainHash, Engine, LiveOp, Medium, OpKind, Order, ReqId, Slot, Space
 use crate::cell::{CellId, Stored};
 use crate::hash::Namespace;
 use crate::message::RetractReason;
-use crate::sabotage::Sabotage;
+use crate::mutant::Mutant;
 
 impl Engine {
     pub(super) fn define(&mut self, id: SpaceId, namespace: &Namespace) {
-        let root_hash = namespace.root_with(self.config.page_tokens, self.config.sabotage);
+        let root_hash = namespace.root_with(self.config.page_tokens, self.config.mutant);
         if self.spaces.find(id).is_some_and(|space| space.root_hash == root_hash) {
             return;
         }
@@ -31,7 +31,7 @@ impl Engine {
             self.stats.ignored += 1;
             return;
         };
-        if !self.config.sabotage.clears_namespaces() {
+        if !self.config.mutant.clears_namespaces() {
             return;
         }
         self.inventory.retire_root(old.root);
@@ -71,7 +71,7 @@ impl Engine {
             }
             let id = self.ledger.next_id();
             let Some((space, root)) = self.spaces.start_drop(root_hash, id) else { continue };
-            let deadline = self.now + self.config.op_patience;
+            let deadline = self.now + self.config.op_timeout;
             let (kind, items, waiter) = (OpKind::Drop, vec![], None);
             self.issue(Order { id, kind, space, root, root_hash, items, deadline, waiter });
         }
@@ -107,7 +107,7 @@ impl Engine {
             }
             Medium::Tier(tier) => {
                 if tier == Tier::Device {
-                    for id in holders(&self.requests, &cells, self.config.sabotage) {
+                    for id in holders(&self.requests, &cells, self.config.mutant) {
                         self.take_off_device(id, Some(RetractReason::Vanished));
                     }
                 }
@@ -124,9 +124,9 @@ impl Engine {
 }
 
 /// The requests on the device that use some of these pages.
-fn holders(requests: &Requests, cells: &BTreeSet<CellId>, sabotage: Sabotage) -> Vec<ReqId> {
+fn holders(requests: &Requests, cells: &BTreeSet<CellId>, mutant: Mutant) -> Vec<ReqId> {
     let holds = |slot: &Slot| matches!(slot, Slot::Shared(id, _) if cells.contains(id));
     let holders = requests.iter().filter(|(_, it)| it.state.is_running() && it.slots.iter().any(holds));
-    let holders = holders.filter(|(_, it)| sabotage.learns_of_loss(it.state == State::Decoding));
+    let holders = holders.filter(|(_, it)| mutant.learns_of_loss(it.state == State::Decoding));
     holders.map(|(id, _)| *id).collect()
 }

@@ -78,7 +78,7 @@ impl Spaces {
     /// The store has deleted a namespace, or is asked again, with exponential backoff. The engine never gives
     /// up: pages that were cleared would be found again.
     pub(super) fn dropped(&mut self, op: &LiveOp, is_done: bool, now: Tick, config: &Config) {
-        let (first, most) = (config.hint_patience, config.op_patience);
+        let (first, most) = (config.hint_interval, config.op_timeout);
         let Some(clearing) = self.clearing.get_mut(&op.root_hash).filter(|it| it.told == Some(op.id)) else {
             return;
         };

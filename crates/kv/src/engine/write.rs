@@ -169,7 +169,7 @@ impl Writes {
             let source = Place::Page(PageId { tier: Tier::Device, index: from });
             let target = Place::Page(PageId { tier: Tier::Host, index: to });
             items.push(Item { record: PageRecord { position, hash, source, target }, cell: Some(*page) });
-            mutants::staged(inventory, kind, *page, id, config.sabotage);
+            mutants::staged(inventory, kind, *page, id, config.mutant);
         }
         if job.is_urgent {
             self.urgent_saves.insert(id);
@@ -191,7 +191,7 @@ impl Writes {
         let (id, kind, waiter) = (ledger.next_id(), OpKind::Backup, None);
         let mut items = Vec::with_capacity(cells.len());
         for page in cells {
-            mutants::pin_backup(inventory, *page, config.sabotage);
+            mutants::pin_backup(inventory, *page, config.mutant);
             let cell = inventory.cell_mut(*page);
             cell.stored = Stored::Pending(id);
             let index = cell.copy(Tier::Host).page().unwrap_or(u32::MAX);
@@ -200,7 +200,7 @@ impl Writes {
                 PageRecord { position: cell.position, hash: cell.hash, source, target: Place::Store };
             items.push(Item { record, cell: Some(*page) });
         }
-        mutants::check_hashes(&mut items, config.sabotage);
+        mutants::check_hashes(&mut items, config.mutant);
         Some(Order { id, kind, space, root, root_hash, items, deadline, waiter })
     }
 }
@@ -213,7 +213,7 @@ impl Engine {
         let skipped = self.writes.queue_save(Some(id), cells);
         self.stats.saves_skipped += skipped;
         if count > 0 && skipped == 0 {
-            self.requests.set_alarm(id, Some(self.now + self.config.op_patience));
+            self.requests.set_alarm(id, Some(self.now + self.config.op_timeout));
         } else {
             self.drained(id);
         }
@@ -236,7 +236,7 @@ impl Engine {
             let count = if is_enough { wanted } else { wanted.min(self.inventory.counts(Tier::Host).free) };
             if count > 0 {
                 let batch: Vec<_> = job.cells.drain(..count as usize).collect();
-                let deadline = self.now + self.config.op_patience;
+                let deadline = self.now + self.config.op_timeout;
                 let (inventory, ledger, config) = (&mut self.inventory, &mut self.ledger, &self.config);
                 let order = self.writes.save(
                     inventory,
@@ -300,7 +300,7 @@ impl Engine {
                 return;
             }
             let batch = self.writes.next_backup(&self.inventory, &self.spaces, budget);
-            let deadline = self.now + self.config.op_patience;
+            let deadline = self.now + self.config.op_timeout;
             let (inventory, ledger, config) = (&mut self.inventory, &mut self.ledger, &self.config);
             let order = Writes::back_up(inventory, ledger, &self.spaces, &batch, config, deadline);
             order.into_iter().for_each(|it| self.issue(it));

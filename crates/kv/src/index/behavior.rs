@@ -9,7 +9,7 @@ use crate::arena::Arena;
 use crate::cell::{Cell, CellId, RootId};
 use crate::config::IndexKind;
 use crate::hash::ChainHash;
-use crate::sabotage::Sabotage;
+use crate::mutant::Mutant;
 
 const KINDS: [IndexKind; 2] = [IndexKind::Radix, IndexKind::Flat];
 
@@ -29,7 +29,7 @@ struct Pair {
 
 impl Pair {
     fn new(kind: IndexKind) -> Self {
-        let mut index = AnyIndex::new(kind, Sabotage::None);
+        let mut index = AnyIndex::new(kind, Mutant::None);
         index.add_root(RootId(0));
         index.add_root(RootId(1));
         Self { index, cells: Arena::default(), naive: BTreeMap::new() }

@@ -13,7 +13,7 @@ pub(crate) use radix::RadixIndex;
 use crate::cell::{CellId, RootId};
 use crate::config::IndexKind;
 use crate::hash::ChainHash;
-use crate::sabotage::Sabotage;
+use crate::mutant::Mutant;
 
 /// A map from hashes to cells.
 pub(crate) trait Index {
@@ -60,9 +60,9 @@ pub(crate) enum AnyIndex {
 }
 
 impl AnyIndex {
-    pub(crate) fn new(kind: IndexKind, sabotage: Sabotage) -> Self {
+    pub(crate) fn new(kind: IndexKind, mutant: Mutant) -> Self {
         match kind {
-            IndexKind::Radix => Self::Radix(RadixIndex::new(sabotage)),
+            IndexKind::Radix => Self::Radix(RadixIndex::new(mutant)),
             IndexKind::Flat => Self::Flat(FlatIndex::default()),
         }
     }

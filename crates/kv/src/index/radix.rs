@@ -12,7 +12,7 @@ use crate::arena::{Arena, Id};
 use crate::cell::{CellId, RootId};
 use crate::fold::FoldBuilder;
 use crate::hash::ChainHash;
-use crate::sabotage::Sabotage;
+use crate::mutant::Mutant;
 
 type NodeId = Id<Node>;
 
@@ -44,12 +44,12 @@ pub(crate) struct RadixIndex {
     spots: Vec<Option<Spot>>,
     /// By hash, for lookups without a path. It is never iterated (C1).
     names: HashMap<(RootId, ChainHash), CellId, FoldBuilder>,
-    sabotage: Sabotage,
+    mutant: Mutant,
 }
 
 impl RadixIndex {
-    pub(crate) fn new(sabotage: Sabotage) -> Self {
-        Self { sabotage, ..Self::default() }
+    pub(crate) fn new(mutant: Mutant) -> Self {
+        Self { mutant, ..Self::default() }
     }
 
     fn spot(&self, cell: CellId) -> Option<Spot> {
@@ -90,7 +90,7 @@ impl RadixIndex {
         for child in children.into_values() {
             self.nodes.get_mut(child).parent = Some(tail);
         }
-        for (offset, (_, cell)) in self.sabotage.moved_by_split(run).into_iter().enumerate() {
+        for (offset, (_, cell)) in self.mutant.moved_by_split(run).into_iter().enumerate() {
             self.set_spot(cell, tail, offset);
         }
     }

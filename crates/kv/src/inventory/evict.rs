@@ -9,8 +9,8 @@ use crate::cell::{Cell, CellId};
 use crate::fold::FoldBuilder;
 use crate::hash::ChainHash;
 use crate::message::Tier;
+use crate::mutant::Mutant;
 use crate::policy::{Eviction, score};
-use crate::sabotage::Sabotage;
 
 /// Under S3-FIFO, the small queue has one part in this many of a tier.
 const SMALL_PART: usize = 10;
@@ -87,12 +87,12 @@ pub(crate) struct Evictor {
     floor: u64,
     /// The number of the last use, which orders copies that are inserted.
     turns: u64,
-    sabotage: Sabotage,
+    mutant: Mutant,
     rank: u32,
 }
 
 impl Evictor {
-    pub(crate) fn new(tier: Tier, policy: Eviction, capacity: u32, sabotage: Sabotage, rank: u32) -> Self {
+    pub(crate) fn new(tier: Tier, policy: Eviction, capacity: u32, mutant: Mutant, rank: u32) -> Self {
         Self {
             tier,
             policy,
@@ -103,13 +103,13 @@ impl Evictor {
             is_ghost: HashSet::default(),
             floor: 0,
             turns: 0,
-            sabotage,
+            mutant,
             rank,
         }
     }
 
     fn tie(&self, cell: &Cell, id: CellId) -> Tie {
-        (u32::MAX - self.sabotage.tie_break(cell.position, self.rank), id)
+        (u32::MAX - self.mutant.tie_break(cell.position, self.rank), id)
     }
 
     /// A copy was made. The ghost queue knows whether it was here before.

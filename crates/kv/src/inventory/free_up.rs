@@ -40,11 +40,11 @@ impl Inventory {
     pub(crate) fn free_up(&mut self, tier: Tier, pages: u32) -> bool {
         let free = self.counts(tier).free;
         let Some(short) = pages.checked_sub(free).filter(|short| *short > 0) else { return true };
-        let only_if_enough = self.sabotage.evicts_only_if_enough();
+        let only_if_enough = self.mutant.evicts_only_if_enough();
         if *of(tier, &self.idle) < short && only_if_enough {
             return false;
         }
-        let keeps = tier == Tier::Device && self.write_back.is_on && self.sabotage.saves_before_reuse();
+        let keeps = tier == Tier::Device && self.write_back.is_on && self.mutant.saves_before_reuse();
         if keeps && self.write_back.is_saving {
             return false;
         }
@@ -179,7 +179,7 @@ impl Inventory {
     pub(super) fn refresh(&mut self, id: CellId, tier: Tier) {
         let copy = self.cell(id).copy(tier);
         let is_idle = matches!(copy.residency, Residency::Valid(_)) && !copy.is_used() && !copy.is_leaving;
-        let leaves_first = self.index.leaves_first() && self.sabotage.evicts_leaves_first();
+        let leaves_first = self.index.leaves_first() && self.mutant.evicts_leaves_first();
         let is_inner = leaves_first && copy.behind > 0;
         let may_leave = is_idle && !(is_inner && self.is_live(self.cell(id).root));
         if is_idle != copy.is_idle {

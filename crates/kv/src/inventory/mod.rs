@@ -22,9 +22,9 @@ use crate::config::Config;
 use crate::hash::ChainHash;
 use crate::index::{AnyIndex, Index};
 use crate::message::{OpId, ReqId, SpaceId, Tier};
+use crate::mutant::Mutant;
 use crate::policy::USES_MAX;
 use crate::pool::{PageCounts, PageState, Pool};
-use crate::sabotage::Sabotage;
 
 /// Cells that one step checks for namespaces that are gone.
 const SWEEP_PLACES_MAX: usize = 64;
@@ -84,15 +84,15 @@ pub(crate) struct Inventory {
     uses: u64,
     sweep_from: usize,
     changes: Option<Vec<Change>>,
-    sabotage: Sabotage,
+    mutant: Mutant,
 }
 
 impl Inventory {
     pub(crate) fn new(config: &Config) -> Self {
-        let evictor = |tier, pages| Evictor::new(tier, config.eviction, pages, config.sabotage, config.rank);
+        let evictor = |tier, pages| Evictor::new(tier, config.eviction, pages, config.mutant, config.rank);
         Self {
             cells: Arena::default(),
-            index: AnyIndex::new(config.index, config.sabotage),
+            index: AnyIndex::new(config.index, config.mutant),
             pools: [Pool::new(Tier::Device, config.device_pages), Pool::new(Tier::Host, config.host_pages)],
             evictors: [evictor(Tier::Device, config.device_pages), evictor(Tier::Host, config.host_pages)],
             roots: Roots::default(),
@@ -104,7 +104,7 @@ impl Inventory {
             uses: 0,
             sweep_from: 0,
             changes: config.events.then(Vec::new),
-            sabotage: config.sabotage,
+            mutant: config.mutant,
         }
     }
 
@@ -286,9 +286,9 @@ impl Inventory {
     /// Ends a pin.
     pub(crate) fn unpin(&mut self, id: CellId, tier: Tier) {
         let last_use = self.uses;
-        let sabotage = self.sabotage;
+        let mutant = self.mutant;
         let copy = self.cell_mut(id).copy_mut(tier);
-        let pins = sabotage.pins_after_unpin(copy.pins);
+        let pins = mutant.pins_after_unpin(copy.pins);
         copy.pins = pins.unwrap_or_else(|| panic!("O1: {id:?} is unpinned more often than pinned"));
         copy.facts.last_use = copy.facts.last_use.max(last_use);
         self.unused(id, tier);

@@ -160,7 +160,7 @@ fn request_writes_back_until_its_pages_are_in_the_host() {
 
 #[test]
 fn failed_drop_is_repeated_with_backoff() {
-    let mut shell = Shell::new(Config { hint_patience: 10, op_patience: 65, ..small() });
+    let mut shell = Shell::new(Config { hint_interval: 10, op_timeout: 65, ..small() });
     let prompt = tokens(1, 17);
     shell.serve(1, &prompt, &[]);
     shell.fails.insert(OpKind::Drop);

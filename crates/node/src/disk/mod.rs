@@ -22,7 +22,7 @@ use tiffin_types::{
         Announce, Dropped, Heartbeat, MasterToMember, MemberReply, MemberToMaster, Moved, NodeInfo, Reason,
         Record, Refusal, Register, Registered, Reply, Settled, Usage, Views, wrong_direction,
     },
-    sabotage::{Sabotage, sabotaged},
+    mutant::{Mutant, is_mutant},
 };
 
 use crate::serves;
@@ -46,7 +46,7 @@ pub struct DiskConfig {
     /// No stamp from this one on was used.
     pub stamps: u64,
     /// For the simulation only.
-    pub sabotage: Sabotage,
+    pub mutant: Mutant,
 }
 
 /// An input of the disk.
@@ -330,7 +330,7 @@ impl Disk {
                     left.extend(self.store(item.source, item.record));
                 }
                 let mut done = BTreeSet::new();
-                if sabotaged!(self.config.sabotage, FreeBeforeDemoted) {
+                if is_mutant!(self.config.mutant, FreeBeforeDemoted) {
                     std::mem::swap(&mut left, &mut done);
                 }
                 return self.wait(id, left, Answer::Moved(order, done));
@@ -361,7 +361,7 @@ impl Disk {
                         }
                     }
                 }
-                if sabotaged!(self.config.sabotage, ConfirmAttributesEarly) {
+                if is_mutant!(self.config.mutant, ConfirmAttributesEarly) {
                     left.clear();
                 }
                 return self.wait(id, left, Answer::AttributesSet(lost, true));
@@ -408,7 +408,7 @@ impl Disk {
         if !now.is_empty() {
             self.effects.push_back(Effect::Forget(now));
         }
-        if sabotaged!(self.config.sabotage, ForgetLater) {
+        if is_mutant!(self.config.mutant, ForgetLater) {
             left.clear();
         }
         left
@@ -602,7 +602,7 @@ impl Disk {
         let tells = matches!(self.stage, Stage::Clearing(..) | Stage::Announcing(..) | Stage::Member);
         if !items.is_empty() && tells {
             let dropped = Dropped { items, corrupt, usage: self.usage() };
-            self.tell(MemberToMaster::Dropped(dropped));
+            self.notify(MemberToMaster::Dropped(dropped));
         }
         self.go_on();
     }
@@ -635,7 +635,7 @@ impl Disk {
     }
 
     fn registered(&mut self, registered: &Registered) {
-        if !serves(self.config.sabotage, (self.epoch, self.instance), registered) {
+        if !serves(self.config.mutant, (self.epoch, self.instance), registered) {
             self.stage = Stage::Broken;
             let (served, offered) = (self.epoch, registered.epoch);
             return self.effects.push_back(Effect::RejectMaster { served, offered });
@@ -650,10 +650,9 @@ impl Disk {
             self.retire(&all);
         }
         let under_way = self.copies.iter().filter(|(_, it)| it.state != State::Stored);
-        let under_way = under_way.filter(|_| !sabotaged!(self.config.sabotage, ForgetLater));
-        let under_way = under_way.filter(|(_, it)| {
-            it.state == State::Leaving || !sabotaged!(self.config.sabotage, AnnounceTooSoon)
-        });
+        let under_way = under_way.filter(|_| !is_mutant!(self.config.mutant, ForgetLater));
+        let under_way = under_way
+            .filter(|(_, it)| it.state == State::Leaving || !is_mutant!(self.config.mutant, AnnounceTooSoon));
         self.stage = Stage::Clearing(Some(Stamp(0)), under_way.map(|(stamp, _)| *stamp).collect());
         self.go_on();
     }
@@ -686,11 +685,11 @@ impl Disk {
     fn beat(&mut self) {
         if self.is_member() {
             let beat = Heartbeat { usage: self.usage(), ..Heartbeat::default() };
-            self.tell(MemberToMaster::Heartbeat(Box::new(beat)));
+            self.notify(MemberToMaster::Heartbeat(Box::new(beat)));
         }
     }
 
-    fn tell(&mut self, request: MemberToMaster) {
+    fn notify(&mut self, request: MemberToMaster) {
         let id = self.next_id();
         self.effects.push_back(Effect::AskMaster(id, request));
     }

@@ -29,12 +29,12 @@ fn pinned(by: &str) -> Attributes {
 
 /// A disk with these copies, which has sent its registration.
 fn linked(recovered: &[u64]) -> Disk {
-    linked_with(Sabotage::None, recovered)
+    linked_with(Mutant::None, recovered)
 }
 
-fn linked_with(sabotage: Sabotage, recovered: &[u64]) -> Disk {
+fn linked_with(mutant: Mutant, recovered: &[u64]) -> Disk {
     let (segment, cluster) = (SegmentId(7), ClusterId(9));
-    let config = DiskConfig { segment, epoch: 1, instance: 0, cluster, stamps: 0, sabotage };
+    let config = DiskConfig { segment, epoch: 1, instance: 0, cluster, stamps: 0, mutant };
     let mut disk = Disk::new(config, recovered.iter().map(|stamp| record(*stamp)).collect());
     disk.handle(Event::Linked(NodeInfo::default()));
     assert!(matches!(effects(&mut disk)[..], [Effect::AskMaster(_, MemberToMaster::Register(_))]));
@@ -242,8 +242,8 @@ fn disk_joins_after_its_pending_retires() {
 }
 
 /// A disk that registers again while it writes two copies, and its effects.
-fn registers_while_writing(sabotage: Sabotage) -> (Disk, Vec<Effect>) {
-    let mut disk = joined(linked_with(sabotage, &[3]));
+fn registers_while_writing(mutant: Mutant) -> (Disk, Vec<Effect>) {
+    let mut disk = joined(linked_with(mutant, &[3]));
     ask(&mut disk, 1, demote(&[4, 5]));
     disk.handle(Event::Unlinked);
     disk.handle(Event::Linked(NodeInfo::default()));
@@ -253,19 +253,19 @@ fn registers_while_writing(sabotage: Sabotage) -> (Disk, Vec<Effect>) {
     (disk, done)
 }
 
-#[cfg(feature = "sabotage")]
+#[cfg(feature = "mutants")]
 #[test]
 fn mutants_of_disks_are_noticed() {
-    for &sabotage in Sabotage::OF_DISKS {
-        let (_, done) = registers_while_writing(sabotage);
-        assert_ne!(done, [EPOCH_2], "{sabotage:?} is not noticed");
+    for &mutant in Mutant::OF_DISKS {
+        let (_, done) = registers_while_writing(mutant);
+        assert_ne!(done, [EPOCH_2], "{mutant:?} is not noticed");
     }
 }
 
 /// A master that did not send these writes could not retire them.
 #[test]
 fn disk_joins_after_its_writes_have_ended() {
-    let (mut disk, done) = registers_while_writing(Sabotage::None);
+    let (mut disk, done) = registers_while_writing(Mutant::None);
     assert_eq!(done, [EPOCH_2]);
     stored(&mut disk, 4, false);
     disk.handle(Event::Stored(Stamp(5), true));

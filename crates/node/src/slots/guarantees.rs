@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 
 use tiffin_types::{
     message::{AllocateItem, Guarantee, Resource, Shortage},
-    sabotage::sabotaged,
+    mutant::is_mutant,
     space_for,
 };
 
@@ -95,7 +95,7 @@ impl Slots {
         **evicted -= replaces;
         match missing.min(grows) {
             0 => Ok(()),
-            _ if sabotaged!(self.config.sabotage, TakeGuaranteed) => Ok(()),
+            _ if is_mutant!(self.config.mutant, TakeGuaranteed) => Ok(()),
             amount => Err(self.short_of(Resource::Bytes, amount, item)),
         }
     }
@@ -140,9 +140,9 @@ impl Slots {
         self.guarantees.used.len()
     }
 
-    #[cfg(feature = "sabotage")]
-    pub(crate) fn sabotage(&mut self, rule: tiffin_types::sabotage::Sabotage) {
-        self.config.sabotage = rule;
+    #[cfg(feature = "mutants")]
+    pub(crate) fn mutant(&mut self, rule: tiffin_types::mutant::Mutant) {
+        self.config.mutant = rule;
     }
 }
 

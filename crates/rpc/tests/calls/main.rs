@@ -11,7 +11,7 @@ use rand::{RngExt, SeedableRng};
 use tiffin_proto::frame::{self, HEADER_BYTES, PAYLOAD_BYTES_MAX};
 use tiffin_proto::{Incoming, decode, encode_reply, encode_request};
 use tiffin_rpc::{
-    Address, CallError, Connection, Greeting, Inbox, Listener, OUTBOX_BYTES_MAX, Outbox, Peer, Reach,
+    Address, CallError, Connection, Handshake, Inbox, Listener, OUTBOX_BYTES_MAX, Outbox, Peer, Reach,
     SendError, Stream, dial,
 };
 use tiffin_types::message::{
@@ -29,7 +29,7 @@ mod threads;
 mod tls;
 
 /// Far enough that only a hang reaches it.
-fn patient() -> Instant {
+fn soon() -> Instant {
     Instant::now() + Duration::from_secs(60)
 }
 
@@ -58,8 +58,8 @@ where
     tokio::spawn(async move {
         loop {
             let stream = listener.accept().await;
-            if let Some(greeting) = Greeting::receive(stream, patient()).await {
-                let (outbox, inbox) = greeting.welcome(Welcome { epoch: 5, ..Welcome::default() });
+            if let Some(handshake) = Handshake::receive(stream, soon()).await {
+                let (outbox, inbox) = handshake.welcome(Welcome { epoch: 5, ..Welcome::default() });
                 tokio::spawn(serve(outbox, inbox));
             }
         }
@@ -143,9 +143,9 @@ async fn assert_cut_off(mut stream: TcpStream) {
 async fn a_call_is_answered_over_tcp_and_over_unix() {
     for address in [any_port(), unix_name(), "[::1]:0".parse().unwrap(), "localhost:0".parse().unwrap()] {
         let address = server(address, echo).await;
-        let (connection, welcome) = Connection::open(&address, hello(), patient()).await.unwrap();
+        let (connection, welcome) = Connection::open(&address, hello(), soon()).await.unwrap();
         assert_eq!((welcome.epoch, welcome.major), (5, VERSION_MAJOR));
-        let reply = connection.call(&numbered(3), patient()).await.unwrap();
+        let reply = connection.call(&numbered(3), soon()).await.unwrap();
         assert_eq!(reply, Reply::ViewsBegun(vec![true; 3]), "{address}");
     }
 }
@@ -178,11 +178,11 @@ async fn answers_find_their_callers_in_any_order() {
         }
     })
     .await;
-    let (connection, _) = Connection::open(&address, hello(), patient()).await.unwrap();
+    let (connection, _) = Connection::open(&address, hello(), soon()).await.unwrap();
     let calls: Vec<_> = (0..CALLS)
         .map(|number| {
             let connection = connection.clone();
-            tokio::spawn(async move { (number, connection.call(&numbered(number), patient()).await) })
+            tokio::spawn(async move { (number, connection.call(&numbered(number), soon()).await) })
         })
         .collect();
     for call in calls {
@@ -205,12 +205,12 @@ async fn a_peer_that_asks_faster_than_it_reads_is_slowed_down() {
         }
     })
     .await;
-    let (connection, _) = Connection::open(&address, hello(), patient()).await.unwrap();
+    let (connection, _) = Connection::open(&address, hello(), soon()).await.unwrap();
     let keys: Vec<Key> = (0..60_000).map(|n| Key::new(format!("{n:0100}").as_bytes()).unwrap()).collect();
     let request = ClientToMaster::Resolve(Resolve { keys, ..Resolve::default() });
     let calls = (0..CALLS).map(|_| {
         let (connection, request) = (connection.clone(), request.clone());
-        tokio::spawn(async move { connection.call(&request, patient()).await })
+        tokio::spawn(async move { connection.call(&request, soon()).await })
     });
     for call in calls.collect::<Vec<_>>() {
         let Reply::Resolved(resolved) = call.await.unwrap().unwrap() else { panic!() };
@@ -230,7 +230,7 @@ async fn a_side_that_answers_nothing_says_so() {
         }
     })
     .await;
-    let _connection = Connection::open(&address, hello(), patient()).await.unwrap();
+    let _connection = Connection::open(&address, hello(), soon()).await.unwrap();
     let Some(Some(Incoming::Reply(_, Reply::Refused(refusal)))) = hears.recv().await else { panic!() };
     assert_eq!(refusal.reason, Reason::NotForYou);
 }
@@ -240,12 +240,12 @@ async fn a_refusal_is_an_error_with_its_reason() {
     let listener = Listener::bind(&any_port()).await.unwrap();
     let address = listener.local_address().clone();
     tokio::spawn(async move {
-        let greeting = Greeting::receive(listener.accept().await, patient()).await.unwrap();
-        assert_eq!(greeting.hello.client, ClientId(7));
+        let handshake = Handshake::receive(listener.accept().await, soon()).await.unwrap();
+        assert_eq!(handshake.hello.client, ClientId(7));
         let message = "the token is wrong".to_owned();
-        greeting.refuse(Refusal { reason: Reason::Unauthenticated, message }, patient()).await;
+        handshake.refuse(Refusal { reason: Reason::Unauthenticated, message }, soon()).await;
     });
-    let error = Connection::open(&address, hello(), patient()).await.unwrap_err();
+    let error = Connection::open(&address, hello(), soon()).await.unwrap_err();
     let CallError::Refused(refusal) = &error else { panic!("{error}") };
     assert_eq!(refusal.reason, Reason::Unauthenticated);
     assert!(error.to_string().contains("hint: give the token"), "{error}");
@@ -257,7 +257,7 @@ async fn nobody_there_is_an_error_that_names_the_address() {
     let closed = listener.local_address().clone();
     drop(listener);
     for address in [closed, unix_name()] {
-        let error = Connection::open(&address, hello(), patient()).await.unwrap_err();
+        let error = Connection::open(&address, hello(), soon()).await.unwrap_err();
         assert!(matches!(error, CallError::Connect { .. }), "{error}");
         assert!(error.to_string().contains(&address.to_string()), "{error}");
     }
@@ -268,7 +268,7 @@ async fn unresolvable_host_is_named_as_such() {
     // The top-level domain `invalid` is reserved and never has an address.
     for reach in [Reach::Near, Reach::Far] {
         let address: Address = "host.invalid:7400".parse().unwrap();
-        let error = dial(&address, reach, hello(), patient()).await.unwrap_err();
+        let error = dial(&address, reach, hello(), soon()).await.unwrap_err();
         assert!(matches!(error, CallError::Resolve { .. }), "{error}");
         assert!(error.to_string().starts_with("cannot resolve the host of `host.invalid:7400`"), "{error}");
     }
@@ -307,12 +307,12 @@ async fn a_late_answer_is_ignored_and_the_connection_lives_on() {
         std::future::pending::<()>().await;
     })
     .await;
-    let (connection, _) = Connection::open(&address, hello(), patient()).await.unwrap();
+    let (connection, _) = Connection::open(&address, hello(), soon()).await.unwrap();
     let error = connection.call(&ClientToMaster::Stat, Instant::now()).await.unwrap_err();
     assert!(matches!(error, CallError::Timeout { what: "Stat", .. }), "{error}");
     assert!(!connection.is_closed());
     release.send(()).unwrap();
-    assert_eq!(connection.call(&Request::Goodbye, patient()).await.unwrap(), Reply::Done);
+    assert_eq!(connection.call(&Request::Goodbye, soon()).await.unwrap(), Reply::Done);
 }
 
 #[tokio::test]
@@ -328,7 +328,7 @@ async fn a_late_answer_goes_to_whoever_was_named_for_it() {
         }
     })
     .await;
-    let (connection, _) = Connection::open(&address, hello(), patient()).await.unwrap();
+    let (connection, _) = Connection::open(&address, hello(), soon()).await.unwrap();
     let (late, mut heard) = mpsc::unbounded_channel();
     let hears = |name: &'static str| {
         let late = late.clone();
@@ -338,14 +338,14 @@ async fn a_late_answer_goes_to_whoever_was_named_for_it() {
     let past = connection.call_or(&numbered(0), Instant::now(), hears("late")).await;
     assert!(matches!(past, Err(CallError::Timeout { .. })), "{past:?}");
     let request = numbered(0);
-    let dropped = connection.call_or(&request, patient(), hears("dropped"));
+    let dropped = connection.call_or(&request, soon(), hears("dropped"));
     assert!(tokio::time::timeout(Duration::ZERO, dropped).await.is_err());
     go.send_replace(true);
     for name in ["late", "dropped"] {
         assert_eq!(heard.recv().await, Some((name, Reply::ViewsBegun(vec![true]))));
     }
     // One that is answered in time is nobody else's business.
-    let reply = connection.call_or(&numbered(0), patient(), hears("in time")).await.unwrap();
+    let reply = connection.call_or(&numbered(0), soon(), hears("in time")).await.unwrap();
     assert_eq!(reply, Reply::ViewsBegun(vec![true]));
     assert!(heard.try_recv().is_err());
 }
@@ -357,7 +357,7 @@ async fn a_stalled_peer_ends_the_connection_at_the_deadline() {
         std::future::pending::<()>().await;
     })
     .await;
-    let (connection, _) = Connection::open(&address, hello(), patient()).await.unwrap();
+    let (connection, _) = Connection::open(&address, hello(), soon()).await.unwrap();
     // More than any socket buffer takes, so that the frame is cut in the middle.
     let keys = (0..50u32).map(|n| Key::new(&vec![n as u8 + 1; 1 << 20]).unwrap()).collect();
     let request = ClientToMaster::Resolve(Resolve { keys, ..Resolve::default() });
@@ -367,7 +367,7 @@ async fn a_stalled_peer_ends_the_connection_at_the_deadline() {
     assert!(matches!(error, CallError::Timeout { what: "Resolve", .. }), "{error}");
     assert_paused_at(deadline);
     connection.closed().await;
-    let error = connection.call(&ClientToMaster::Stat, patient()).await.unwrap_err();
+    let error = connection.call(&ClientToMaster::Stat, soon()).await.unwrap_err();
     assert!(matches!(error, CallError::Lost { .. }), "{error}");
 }
 
@@ -415,10 +415,10 @@ async fn all_calls_fail_when_the_stream_dies() {
             stream.write_all(&farewell).await.unwrap();
         })
         .await;
-        let (connection, _) = Connection::open(&address, hello(), patient()).await.unwrap();
+        let (connection, _) = Connection::open(&address, hello(), soon()).await.unwrap();
         let (first, second) = tokio::join!(
-            connection.call(&ClientToMaster::Stat, patient()),
-            connection.call(&Request::Goodbye, patient())
+            connection.call(&ClientToMaster::Stat, soon()),
+            connection.call(&Request::Goodbye, soon())
         );
         for error in [first.unwrap_err(), second.unwrap_err()] {
             assert!(matches!(&error, CallError::Lost { address: at } if *at == address), "{error}");
@@ -438,7 +438,7 @@ async fn dropping_the_connection_closes_it() {
         }
     })
     .await;
-    let (connection, _) = Connection::open(&address, hello(), patient()).await.unwrap();
+    let (connection, _) = Connection::open(&address, hello(), soon()).await.unwrap();
     let clone = connection.clone();
     drop(connection);
     assert!(!clone.is_closed());
@@ -449,7 +449,7 @@ async fn dropping_the_connection_closes_it() {
 #[tokio::test]
 async fn dropping_the_inbox_closes_it_too() {
     let address = server(any_port(), async |_outbox, inbox| drop(inbox)).await;
-    let (connection, _) = Connection::open(&address, hello(), patient()).await.unwrap();
+    let (connection, _) = Connection::open(&address, hello(), soon()).await.unwrap();
     connection.closed().await;
 }
 
@@ -495,8 +495,8 @@ async fn who_does_not_say_hello_is_sent_away() {
     }
 
     // Others are still served.
-    let (connection, _) = Connection::open(&address, hello(), patient()).await.unwrap();
-    assert_eq!(connection.call(&ClientToMaster::Stat, patient()).await.unwrap(), Reply::Done);
+    let (connection, _) = Connection::open(&address, hello(), soon()).await.unwrap();
+    assert_eq!(connection.call(&ClientToMaster::Stat, soon()).await.unwrap(), Reply::Done);
 }
 
 #[tokio::test(start_paused = true)]
@@ -505,7 +505,7 @@ async fn who_stays_silent_is_sent_away_at_the_deadline() {
     let _silent = raw(listener.local_address()).await;
     let deadline = Instant::now() + Duration::from_secs(2);
     let stream = listener.accept().await;
-    assert!(Greeting::receive(stream, deadline).await.is_none());
+    assert!(Handshake::receive(stream, deadline).await.is_none());
     assert_paused_at(deadline);
 }
 
@@ -535,8 +535,8 @@ async fn an_answer_that_nobody_understands_is_a_refusal() {
         std::future::pending::<()>().await;
     })
     .await;
-    let (connection, _) = Connection::open(&address, hello(), patient()).await.unwrap();
-    let error = connection.call(&ClientToMaster::Stat, patient()).await.unwrap_err();
+    let (connection, _) = Connection::open(&address, hello(), soon()).await.unwrap();
+    let error = connection.call(&ClientToMaster::Stat, soon()).await.unwrap_err();
     assert!(matches!(&error, CallError::Refused(refusal) if refusal.message.contains("9999")), "{error}");
 }
 
@@ -561,8 +561,8 @@ async fn a_server_survives_any_bytes() {
             assert_cut_off(stream).await;
         }
     }
-    let (connection, _) = Connection::open(&address, hello(), patient()).await.unwrap();
-    assert_eq!(connection.call(&ClientToMaster::Stat, patient()).await.unwrap(), Reply::Done);
+    let (connection, _) = Connection::open(&address, hello(), soon()).await.unwrap();
+    assert_eq!(connection.call(&ClientToMaster::Stat, soon()).await.unwrap(), Reply::Done);
 }
 
 #[tokio::test]
@@ -577,7 +577,7 @@ async fn a_client_survives_any_bytes() {
             std::future::pending::<()>().await;
         })
         .await;
-        let error = dial(&address, Reach::Far, hello(), patient()).await.unwrap_err();
+        let error = dial(&address, Reach::Far, hello(), soon()).await.unwrap_err();
         assert!(matches!(error, CallError::Protocol { .. } | CallError::Foreign { .. }), "{error}");
         assert!(error.to_string().contains(says), "{error}");
     }
@@ -592,7 +592,7 @@ async fn a_welcome_of_another_major_is_not_accepted() {
         std::future::pending::<()>().await;
     })
     .await;
-    let error = dial(&address, Reach::Far, hello(), patient()).await.unwrap_err();
+    let error = dial(&address, Reach::Far, hello(), soon()).await.unwrap_err();
     assert!(matches!(error, CallError::Protocol { .. }), "{error}");
 }
 
@@ -604,14 +604,14 @@ async fn what_is_too_large_to_send_is_never_sent() {
         }
     })
     .await;
-    let (connection, _) = Connection::open(&address, hello(), patient()).await.unwrap();
+    let (connection, _) = Connection::open(&address, hello(), soon()).await.unwrap();
     let key = Key::new(b"k").unwrap();
     let keys = vec![key; BATCH_ITEMS_MAX + 1];
     let error =
-        connection.call(&ClientToMaster::Resolve(Resolve { keys, ..Resolve::default() }), patient()).await;
+        connection.call(&ClientToMaster::Resolve(Resolve { keys, ..Resolve::default() }), soon()).await;
     assert!(matches!(error, Err(CallError::TooLarge(_))), "{error:?}");
     // A reply that is too large becomes a refusal.
-    let error = connection.call(&ClientToMaster::Stat, patient()).await;
+    let error = connection.call(&ClientToMaster::Stat, soon()).await;
     assert!(matches!(&error, Err(CallError::Refused(found)) if found.message.contains("reply")), "{error:?}");
 }
 

@@ -25,15 +25,14 @@ fn call_in_thread(
 async fn threads_and_tasks_call_and_each_gets_its_own_reply() {
     for address in [any_port(), unix_name()] {
         let address = server(address, echo).await;
-        let (connection, _) = Connection::open(&address, hello(), patient()).await.unwrap();
+        let (connection, _) = Connection::open(&address, hello(), soon()).await.unwrap();
         let threads: Vec<_> = (0..4)
             .map(|thread| {
                 let (connection, runtime) = (connection.clone(), Handle::current());
                 tokio::task::spawn_blocking(move || {
                     for round in 0..200 {
                         let number = (thread * 200 + round) % 97;
-                        let reply =
-                            block_on(&runtime, connection.call(&numbered(number), patient())).unwrap();
+                        let reply = block_on(&runtime, connection.call(&numbered(number), soon())).unwrap();
                         assert_eq!(reply, Reply::ViewsBegun(vec![true; number as usize]));
                     }
                 })
@@ -45,7 +44,7 @@ async fn threads_and_tasks_call_and_each_gets_its_own_reply() {
                 tokio::spawn(async move {
                     for round in 0..200 {
                         let number = (task * 200 + round) % 89;
-                        let reply = connection.call(&numbered(number), patient()).await.unwrap();
+                        let reply = connection.call(&numbered(number), soon()).await.unwrap();
                         assert_eq!(reply, Reply::ViewsBegun(vec![true; number as usize]));
                     }
                 })
@@ -56,7 +55,7 @@ async fn threads_and_tasks_call_and_each_gets_its_own_reply() {
         }
         connection.close();
         connection.closed().await;
-        let gone = call_in_thread(&connection, Request::Goodbye, patient());
+        let gone = call_in_thread(&connection, Request::Goodbye, soon());
         assert!(matches!(gone.await.unwrap(), Err(CallError::Lost { .. })));
     }
 }
@@ -79,7 +78,7 @@ async fn a_thread_gives_up_at_its_deadline_and_its_late_reply_is_told() {
         }
     })
     .await;
-    let (connection, _) = Connection::open(&address, hello(), patient()).await.unwrap();
+    let (connection, _) = Connection::open(&address, hello(), soon()).await.unwrap();
     let (again, runtime) = (connection.clone(), Handle::current());
     let (told, mut tells) = mpsc::channel(1);
     let late = move |reply| told.try_send(reply).unwrap();
@@ -88,7 +87,7 @@ async fn a_thread_gives_up_at_its_deadline_and_its_late_reply_is_told() {
         block_on(&runtime, again.call_or(&Request::Goodbye, soon, late))
     });
     assert!(matches!(late.await.unwrap(), Err(CallError::Timeout { .. })));
-    assert_eq!(connection.call(&numbered(0), patient()).await.unwrap(), Reply::Done);
+    assert_eq!(connection.call(&numbered(0), soon()).await.unwrap(), Reply::Done);
     assert_eq!(tells.recv().await, Some(Reply::ViewsBegun(vec![true])));
 }
 
@@ -103,8 +102,8 @@ async fn the_end_that_comes_with_a_reply_is_noticed() {
         })
         .await;
         for _ in 0..300 {
-            let (connection, _) = Connection::open(&address, hello(), patient()).await.unwrap();
-            call_in_thread(&connection, Request::Goodbye, patient()).await.unwrap().unwrap();
+            let (connection, _) = Connection::open(&address, hello(), soon()).await.unwrap();
+            call_in_thread(&connection, Request::Goodbye, soon()).await.unwrap().unwrap();
             let closed = tokio::time::timeout(Duration::from_secs(60), connection.closed()).await;
             closed.expect("its end is noticed");
         }
@@ -125,15 +124,15 @@ async fn listener(address: Address, lanes_max: u32) -> (Address, mpsc::Unbounded
     let (tell, heard) = mpsc::unbounded_channel();
     tokio::spawn(async move {
         loop {
-            let Some(greeting) = Greeting::receive(listener.accept().await, patient()).await else { return };
-            let hello = greeting.hello.clone();
+            let Some(handshake) = Handshake::receive(listener.accept().await, soon()).await else { return };
+            let hello = handshake.hello.clone();
             let _gone = tell.send(Heard::Hello(hello.clone()));
             if hello.lane > lanes_max {
                 let refusal = Refusal { reason: Reason::Busy, message: "no more".to_owned() };
-                greeting.refuse(refusal, patient()).await;
+                handshake.refuse(refusal, soon()).await;
                 continue;
             }
-            let ((outbox, mut inbox), tell) = (greeting.welcome(Welcome::default()), tell.clone());
+            let ((outbox, mut inbox), tell) = (handshake.welcome(Welcome::default()), tell.clone());
             tokio::spawn(async move {
                 while let Some(message) = inbox.next().await {
                     let Incoming::Request(id, request) = message else { panic!("nobody was asked") };
@@ -157,7 +156,7 @@ struct Bench {
 impl Bench {
     async fn new(address: Address, lanes_max: u32) -> Self {
         let (address, heard) = listener(address, lanes_max).await;
-        let (connection, _) = Connection::open(&address, hello(), patient()).await.unwrap();
+        let (connection, _) = Connection::open(&address, hello(), soon()).await.unwrap();
         Self { connection, heard, hellos: Vec::new(), ends: Vec::new() }
     }
 
@@ -190,7 +189,7 @@ impl Bench {
     /// Calls in threads until a request comes on a lane. That one waits for its reply.
     async fn call_on_lane(&mut self) -> (JoinHandle<Result<Reply, CallError>>, RequestId, Outbox) {
         loop {
-            let call = call_in_thread(&self.connection, numbered(1), patient());
+            let call = call_in_thread(&self.connection, numbered(1), soon());
             let (id, _, outbox) = self.request().await;
             if id.lane() > 0 {
                 return (call, id, outbox);
@@ -220,7 +219,7 @@ async fn a_thread_has_a_lane_and_tasks_do_not() {
             call.await.unwrap().unwrap();
         }
         let connection = bench.connection.clone();
-        let task = tokio::spawn(async move { connection.call(&numbered(2), patient()).await });
+        let task = tokio::spawn(async move { connection.call(&numbered(2), soon()).await });
         let (id, _, outbox) = bench.request().await;
         assert_eq!(id.lane(), 0);
         outbox.reply(id, &Reply::Done);
@@ -239,7 +238,7 @@ async fn so_many_threads_have_lanes_and_the_next_shares_the_connection() {
         assert_eq!(id.lane(), lane);
         calls.push((call, id, outbox));
     }
-    let beyond = call_in_thread(&bench.connection, numbered(1), patient());
+    let beyond = call_in_thread(&bench.connection, numbered(1), soon());
     let (id, _, outbox) = bench.request().await;
     assert_eq!(id.lane(), 0);
     calls.push((beyond, id, outbox));
@@ -255,7 +254,7 @@ async fn a_peer_that_refuses_lanes_is_not_asked_again() {
     let mut bench = Bench::new(unix_name(), 1).await;
     let (first, first_id, first_outbox) = bench.call_on_lane().await;
     for _ in 0..20 {
-        let call = call_in_thread(&bench.connection, numbered(1), patient());
+        let call = call_in_thread(&bench.connection, numbered(1), soon());
         let (id, _, outbox) = bench.request().await;
         assert_eq!(id.lane(), 0);
         if bench.lanes().len() < 2 {
@@ -289,7 +288,7 @@ async fn a_lane_that_breaks_ends_the_connection_and_the_reverse() {
     let mut ends = [bench.end().await, bench.end().await];
     ends.sort_by_key(|role| *role == Role::Lane);
     assert_eq!(ends, [Role::Client, Role::Lane]);
-    let after = call_in_thread(&bench.connection, numbered(1), patient());
+    let after = call_in_thread(&bench.connection, numbered(1), soon());
     assert!(matches!(after.await.unwrap(), Err(CallError::Lost { .. })));
 }
 
@@ -311,7 +310,7 @@ async fn the_late_reply_on_a_lane_is_told_and_then_the_lane_is_idle() {
     assert!(matches!(call.await.unwrap(), Err(CallError::Timeout { .. })));
     let (cancel, request, _) = bench.request().await;
     assert_eq!((cancel.lane(), request), (1, ClientToMaster::Cancel(id).into()));
-    let busy = call_in_thread(&bench.connection, numbered(1), patient());
+    let busy = call_in_thread(&bench.connection, numbered(1), soon());
     let (shared, _, shared_outbox) = bench.request().await;
     assert_eq!(shared.lane(), 0);
     shared_outbox.reply(shared, &Reply::Done);
@@ -332,7 +331,7 @@ async fn what_is_told_first_is_heard_first_on_a_lane_and_on_the_connection() {
         let (connection, runtime) = (bench.connection.clone(), Handle::current());
         let call = async move {
             let reserve = ClientToMaster::Reserve(Reserve::default());
-            connection.call_after(&told, &reserve, patient(), drop).await
+            connection.call_after(&told, &reserve, soon(), drop).await
         };
         let call = match is_thread {
             true => tokio::task::spawn_blocking(move || block_on(&runtime, call)),
@@ -355,11 +354,11 @@ async fn all_that_wait_hear_of_the_end() {
     for closed in [0, 1] {
         let mut bench = Bench::new(unix_name(), 1).await;
         let (on_lane, _, lane) = bench.call_on_lane().await;
-        let beside = call_in_thread(&bench.connection, numbered(1), patient());
+        let beside = call_in_thread(&bench.connection, numbered(1), soon());
         let (id, _, shared) = bench.request().await;
         assert_eq!(id.lane(), 0);
         let connection = bench.connection.clone();
-        let task = tokio::spawn(async move { connection.call(&numbered(2), patient()).await });
+        let task = tokio::spawn(async move { connection.call(&numbered(2), soon()).await });
         bench.request().await;
         [shared, lane][closed].close();
         for call in [on_lane, beside, task] {
@@ -378,7 +377,7 @@ async fn a_call_that_is_polled_again_soon_reads_its_reply_then() {
         let (replied, mut may_go_on) = mpsc::unbounded_channel::<()>();
         let thread = tokio::task::spawn_blocking(move || {
             let request = numbered(1);
-            let mut call = Box::pin(connection.call(&request, patient()));
+            let mut call = Box::pin(connection.call(&request, soon()));
             runtime.block_on(std::future::poll_fn(|context| {
                 assert!(with_blocking(Blocking::Soon, || call.as_mut().poll(context)).is_pending());
                 std::task::Poll::Ready(())

@@ -45,8 +45,8 @@ async fn tls_server(tls: Option<TlsServer>) -> Address {
         loop {
             let stream = listener.accept().await;
             tokio::spawn(async move {
-                if let Some(greeting) = Greeting::receive(stream, patient()).await {
-                    let (outbox, inbox) = greeting.welcome(Welcome::default());
+                if let Some(handshake) = Handshake::receive(stream, soon()).await {
+                    let (outbox, inbox) = handshake.welcome(Welcome::default());
                     echo(outbox, inbox).await;
                 }
             });
@@ -60,7 +60,7 @@ async fn threads_and_tasks_call_over_tls() {
     let certificates = Certificates::new();
     let address = tls_server(certificates.server(None)).await;
     let via = certificates.via(Reach::Far, None);
-    let (connection, _) = Connection::open_by(&address, via, hello(), patient()).await.unwrap();
+    let (connection, _) = Connection::open_by(&address, via, hello(), soon()).await.unwrap();
     // From empty replies to some of many records.
     let sizes = [0, 1, 97, 5000, 20_000, 60_000];
     let threads = (0..3).map(|_| {
@@ -68,7 +68,7 @@ async fn threads_and_tasks_call_over_tls() {
         tokio::task::spawn_blocking(move || {
             for number in sizes.repeat(20) {
                 let request = numbered(number);
-                let call = connection.call(&request, patient());
+                let call = connection.call(&request, soon());
                 let reply = with_blocking(Blocking::Now, || runtime.block_on(call)).unwrap();
                 assert_eq!(reply, Reply::ViewsBegun(vec![true; number as usize]));
             }
@@ -78,7 +78,7 @@ async fn threads_and_tasks_call_over_tls() {
         let connection = connection.clone();
         tokio::spawn(async move {
             for number in sizes.repeat(20) {
-                let reply = connection.call(&numbered(number), patient()).await.unwrap();
+                let reply = connection.call(&numbered(number), soon()).await.unwrap();
                 assert_eq!(reply, Reply::ViewsBegun(vec![true; number as usize]));
             }
         })
@@ -89,7 +89,7 @@ async fn threads_and_tasks_call_over_tls() {
     // A request of many records.
     let keys = (0..BATCH_ITEMS_MAX).map(|it| Key::new(format!("{it:0100}").as_bytes()).unwrap()).collect();
     let resolve = ClientToMaster::Resolve(Resolve { keys, ..Resolve::default() });
-    assert_eq!(connection.call(&resolve, patient()).await.unwrap(), Reply::Done);
+    assert_eq!(connection.call(&resolve, soon()).await.unwrap(), Reply::Done);
 }
 
 #[tokio::test]
@@ -97,7 +97,7 @@ async fn local_socket_stays_without_tls() {
     let certificates = Certificates::new();
     let address = tls_server(certificates.server(None)).await;
     for via in [Via::from(Reach::Near), certificates.via(Reach::Near, None)] {
-        let dialed = dial(&address, via, hello(), patient()).await.unwrap();
+        let dialed = dial(&address, via, hello(), soon()).await.unwrap();
         assert!(matches!(dialed.inbox.peer(), Peer::Unix { .. }));
     }
 }
@@ -115,17 +115,17 @@ async fn peers_that_disagree_about_tls_say_so() {
         (&asking, far(None), TlsError::CertificateWanted),
         (&asking, far(Some(&other)), TlsError::Refused("its CA is unknown there".to_owned())),
     ] {
-        let error = dial(address, via, hello(), patient()).await.unwrap_err();
+        let error = dial(address, via, hello(), soon()).await.unwrap_err();
         let CallError::Tls { source, .. } = &error else { panic!("{error} instead of {expected}") };
         assert_eq!(*source, expected);
         let text = error.to_string();
         assert!(text.starts_with(&format!("cannot connect to `{address}`: it")), "{text}");
         assert!(text.contains(&format!("\n\nhint: {}", expected.hint())), "{text}");
     }
-    assert!(dial(&asking, far(Some(&ours)), hello(), patient()).await.is_ok());
+    assert!(dial(&asking, far(Some(&ours)), hello(), soon()).await.is_ok());
     // The name in the address counts.
     let by_name: Address = tls.to_string().replace("127.0.0.1", "localhost").parse().unwrap();
-    let error = dial(&by_name, far(None), hello(), patient()).await.unwrap_err();
+    let error = dial(&by_name, far(None), hello(), soon()).await.unwrap_err();
     assert!(error.to_string().contains("not for `localhost`, but for "), "{error}");
 }
 
@@ -151,7 +151,7 @@ async fn garbage_in_a_handshake_ends_its_connection_only() {
         assert!(answer.len() < 100, "{answer:?}");
     }
     let via = certificates.via(Reach::Far, None);
-    assert!(dial(&address, via, hello(), patient()).await.is_ok());
+    assert!(dial(&address, via, hello(), soon()).await.is_ok());
 }
 
 /// One whose bytes are changed on the way ends.
@@ -181,9 +181,9 @@ async fn changed_bytes_are_noticed() {
     })
     .await;
     let via = certificates.via(Reach::Far, None);
-    let (connection, _) = Connection::open_by(&address, via, hello(), patient()).await.unwrap();
+    let (connection, _) = Connection::open_by(&address, via, hello(), soon()).await.unwrap();
     let keys = (0..1000).map(|it| Key::new(format!("{it:0100}").as_bytes()).unwrap()).collect();
     let resolve = ClientToMaster::Resolve(Resolve { keys, ..Resolve::default() });
-    let lost = connection.call(&resolve, patient()).await;
+    let lost = connection.call(&resolve, soon()).await;
     assert!(matches!(lost, Err(CallError::Lost { .. })), "{lost:?}");
 }

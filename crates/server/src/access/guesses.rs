@@ -120,7 +120,7 @@ impl Guesses {
 
     /// With these limits for each peer, and answers that are held back for ever.
     #[cfg(test)]
-    pub(crate) fn patient(at_once_max: u32, held_peer_max: u32) -> Self {
+    pub(crate) fn with_limits(at_once_max: u32, held_peer_max: u32) -> Self {
         let ever = Duration::from_secs(1 << 30);
         Self::new(Settings { at_once_max, held_peer_max, refill: ever, delay: ever, ..Settings::default() })
     }

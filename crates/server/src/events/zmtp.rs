@@ -68,13 +68,13 @@ pub(super) async fn serve(stream: TcpStream, mut messages: Receiver<Arc<[u8]>>) 
 }
 
 async fn shake_hands(reader: &mut OwnedReadHalf, writer: &mut OwnedWriteHalf) -> io::Result<()> {
-    let mut greeting = [0; 64];
-    greeting[0] = 0xff;
-    greeting[8] = 1;
-    greeting[9] = 0x7f;
-    greeting[10] = 3;
-    greeting[12..16].copy_from_slice(b"NULL");
-    writer.write_all(&greeting).await?;
+    let mut handshake = [0; 64];
+    handshake[0] = 0xff;
+    handshake[8] = 1;
+    handshake[9] = 0x7f;
+    handshake[10] = 3;
+    handshake[12..16].copy_from_slice(b"NULL");
+    writer.write_all(&handshake).await?;
     let mut theirs = [0; 64];
     reader.read_exact(&mut theirs).await?;
     if theirs[0] != 0xff || theirs[9] != 0x7f || theirs[10] < 3 || &theirs[12..17] != b"NULL\0" {

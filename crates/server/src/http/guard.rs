@@ -361,7 +361,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn wrong_tokens_hold_up_no_expensive_page() {
         let pages = Router::new().route("/metrics", get(async || "numbers"));
-        let access = Access::with_guesses("secret", Guesses::patient(0, 2));
+        let access = Access::with_guesses("secret", Guesses::with_limits(0, 2));
         let gate = gate::Gate::new(16, 16, 1);
         let say = async |token: &str| {
             let (mut near, far) = duplex(4096);

@@ -20,7 +20,7 @@ use tiffin_core::master::{Event, Saved};
 use tiffin_etcd::leader::{Keys, Leader};
 use tiffin_etcd::{Etcd, EtcdError, LeaseId, Op, Outcome, Txn};
 use tiffin_proto::{STATE_BYTES_MAX, decode_state, encode_state};
-use tiffin_types::sabotage::Sabotage;
+use tiffin_types::mutant::Mutant;
 use tokio::time::{Instant, sleep, timeout};
 
 use super::{Shared, state};
@@ -155,7 +155,7 @@ impl Ha {
                     break;
                 }
             }
-            match last.map(|it| after_write(&write_outcome(&it), term.token, Sabotage::None)) {
+            match last.map(|it| after_write(&write_outcome(&it), term.token, Mutant::None)) {
                 Some(Wrote::Done(head)) => {
                     written.head = head;
                     return Ok(true);

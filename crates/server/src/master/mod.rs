@@ -8,6 +8,7 @@
 //! **Invariant:** the core's effects are drained before the lock is released. **Invariant:** the timer task
 //! never sleeps past the time at which the core wants to be woken.
 
+mod connections;
 mod ha;
 mod ledger;
 mod notices;
@@ -15,7 +16,6 @@ mod observe;
 mod pages;
 mod state;
 mod tasks;
-mod visit;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -36,7 +36,7 @@ use tiffin_trace::Tracer;
 use tiffin_transport::peer::process_of;
 use tiffin_types::access;
 use tiffin_types::message::{List, Reason, Refusal, Reply, Resolve, Stat};
-use tiffin_types::sabotage::Sabotage;
+use tiffin_types::mutant::Mutant;
 use tiffin_types::{ClientId, ConnId, RequestId, SegmentId, Tick};
 use tokio::sync::{Notify, oneshot};
 use tokio::task::JoinSet;
@@ -45,7 +45,7 @@ use tokio::time::Instant;
 use crate::access::{Access, Holder};
 use crate::config::{LeaseMode, MasterConfig};
 use crate::events::Events;
-use crate::listen::Door;
+use crate::listen::Admission;
 use crate::metrics::Counters;
 use crate::reply_path::{NewestConns, ReplyPath};
 use crate::supervise::faults::{Point, strike};
@@ -96,7 +96,7 @@ pub(crate) struct Shared {
     store: Option<Store>,
     strict_leases: bool,
     heartbeat: Duration,
-    door: Door,
+    admission: Admission,
     tls: Option<TlsServer>,
     /// The connections to its pages, of each port.
     gates: Vec<Arc<http::Gate>>,
@@ -215,7 +215,7 @@ impl MasterServer {
         let http = pages.as_ref().map(|it| it.address().clone());
         let metadata_http = metadata.as_ref().map(|it| it.address().clone());
         let pages = pages.map(|it| (it, http::master::router(Arc::clone(&shared))));
-        let metadata = metadata.map(|it| (it, http::metadata::router(shared.door.access())));
+        let metadata = metadata.map(|it| (it, http::metadata::router(shared.admission.access())));
         let events_address = publisher.as_ref().map(|it| it.1.clone());
         let tasks =
             tasks::spawn(&shared, listeners, publisher.map(|it| it.0), pages.into_iter().chain(metadata));
@@ -377,7 +377,7 @@ impl Shared {
             tier: config.tier.core(),
             wall_ms: wall_ms_before(Duration::ZERO),
             hash_seed: draw()?,
-            sabotage: Sabotage::default(),
+            mutant: Mutant::default(),
         };
         let epoch = AtomicU64::new(saved.epoch);
         let state = State::new(Master::recover(core_config, saved), config.ha.is_none());
@@ -397,7 +397,7 @@ impl Shared {
             store,
             strict_leases: config.lease_mode == LeaseMode::Strict,
             heartbeat: heartbeat(config),
-            door: Door::new(Access::new(&config.token, config.access_file.as_deref())?, true),
+            admission: Admission::new(Access::new(&config.token, config.access_file.as_deref())?, true),
             tls: None,
             gates: Vec::new(),
             counters: Counters::default(),
@@ -479,7 +479,7 @@ impl Shared {
 
     /// The accepted tokens.
     pub(crate) fn access(&self) -> &Arc<Access> {
-        self.door.access()
+        self.admission.access()
     }
 
     /// The failure, if a part has failed. The server is about to stop.

@@ -230,9 +230,9 @@ impl Shared {
             limits: limits
                 .into_iter()
                 .chain([self.turnstile.stat()])
-                .chain(self.door.limits())
+                .chain(self.admission.limits())
                 .chain(http::limits(&self.gates))
-                .chain([limit_stat("page_requests_per_token", self.door.access().page_limit())])
+                .chain([limit_stat("page_requests_per_token", self.admission.access().page_limit())])
                 .collect(),
             node_limits: self.counters.node_limits(&stat),
             events: self.watched.journal.counts(),
@@ -250,8 +250,8 @@ impl Shared {
 
     fn snapshot<'a>(&'a self, stat: &'a Stat) -> metrics::Snapshot<'a> {
         metrics::Snapshot {
-            connections: self.door.inside(),
-            refused: self.door.refused(),
+            connections: self.admission.inside(),
+            refused: self.admission.refused(),
             certificate_ends_s: self.tls.as_ref().and_then(TlsServer::certificate).map_or(0, |it| it.ends_s),
             uptime: self.started.elapsed(),
             leads: self.ha_stat().map_or((true, 0, 0), |(leads, it)| (leads, it.won, it.lost)),
@@ -277,7 +277,7 @@ impl Shared {
             awaited: self.awaited(),
             uptime: self.started.elapsed(),
             leads: self.ha_stat().is_none_or(|it| it.0),
-            connections: self.door.inside(),
+            connections: self.admission.inside(),
             waiting: waiting as u64,
             drains,
         })

@@ -35,7 +35,7 @@ pub(super) fn spawn(
         let serving = listen::serve(listener, Arc::clone(shared));
         handles.push(tasks.spawn(watch.watch("the listener", serving)));
     }
-    let access = Arc::clone(shared.door.access());
+    let access = Arc::clone(shared.admission.access());
     handles.push(tasks.spawn(watch.watch("the watch over the access file", access.keep())));
     handles.push(tasks.spawn(watch.watch("the timer", run_timer(Arc::clone(shared)))));
     handles.push(tasks.spawn(watch.watch("the history", observe::run(Arc::clone(shared)))));

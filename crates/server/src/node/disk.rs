@@ -23,7 +23,7 @@ use tiffin_transport::tcp::frame::{RequestHead, RequestKind};
 use tiffin_transport::tcp::{Fetch, FetchError, FetchReader, Fetched};
 use tiffin_types::attributes::Attributes;
 use tiffin_types::message::{MemberToMaster, NodeInfo, Record, Refusal, Usage};
-use tiffin_types::sabotage::Sabotage;
+use tiffin_types::mutant::Mutant;
 use tiffin_types::{ClusterId, Generation, Key, SegmentId, SlotRef, Stamp};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
@@ -137,7 +137,7 @@ impl DiskMember {
             instance: found.instance,
             cluster: found.cluster,
             stamps: 0,
-            sabotage: Sabotage::default(),
+            mutant: Mutant::default(),
         };
         let core = Disk::new(core_config, found.records);
         let stamps = found.ids.iter().map(|(stamp, id)| (*id, *stamp)).collect();
@@ -585,11 +585,11 @@ impl link::Linked for Arc<DiskMember> {
         std::mem::replace(&mut self.lock().master, master)
     }
 
-    fn hear(&self, said: LinkEvent) {
+    fn apply(&self, event: LinkEvent) {
         if self.state.has_failed() {
             return;
         }
-        self.handle(match said {
+        self.handle(match event {
             LinkEvent::Linked => Event::Linked(self.info.clone()),
             LinkEvent::Unlinked => {
                 self.links_broken.send_modify(|it| *it += 1);

@@ -239,11 +239,11 @@ impl link::Linked for Shared {
         usage.granted > 0 || usage.offered > 0
     }
 
-    fn hear(&self, said: LinkEvent) {
+    fn apply(&self, event: LinkEvent) {
         if self.state.has_failed() {
             return;
         }
-        self.handle(match said {
+        self.handle(match event {
             LinkEvent::Linked => {
                 let outlives = self.info.outlives && !self.is_pool_gone.load(Ordering::Acquire);
                 Event::Linked(NodeInfo { outlives, ..self.info.clone() })
@@ -262,7 +262,7 @@ impl link::Linked for Shared {
 /// releases what it holds.
 pub(super) fn admit(shared: &Weak<Shared>, attach: &shm::AttachRequest) -> Result<(), Denied> {
     let shared = shared.upgrade().ok_or("the node is stopping")?;
-    let access = shared.door.access();
+    let access = shared.admission.access();
     let denied = |reason: &str, problem| {
         Denied::new(reason, access.answer_time(problem, Some(Source::User(attach.uid))))
     };
@@ -278,7 +278,7 @@ pub(super) fn admit(shared: &Weak<Shared>, attach: &shm::AttachRequest) -> Resul
         return Err("the token is not for all namespaces, so the memory is not mapped".into());
     }
     if !attach.is_master {
-        shared.door.bind(ClientId(attach.client), &holder)?;
+        shared.admission.bind(ClientId(attach.client), &holder)?;
     }
     // A process that maps a staging segment holds nothing there, and neither does the master.
     if attach.segment == shared.info.segment.0 && !attach.is_master {
@@ -291,7 +291,7 @@ pub(super) fn admit(shared: &Weak<Shared>, attach: &shm::AttachRequest) -> Resul
 
 /// The limits of the node's sockets and their use.
 fn limits(shared: Arc<Shared>) -> Vec<LimitUse> {
-    let mut found = shared.door.limits().to_vec();
+    let mut found = shared.admission.limits().to_vec();
     if let Some(it) = shared.data_server.get().and_then(Weak::upgrade).map(|it| it.limits()) {
         found.push(limit_stat("data_connections", it.connections));
         found.push(limit_stat("data_connections_per_client", it.per_client));
@@ -313,7 +313,7 @@ fn limits(shared: Arc<Shared>) -> Vec<LimitUse> {
 /// the user of the node.
 pub(super) fn admit_data(shared: &Weak<Shared>, hello: &tcp::Hello) -> Result<Arc<dyn tcp::Grant>, Denied> {
     let shared = shared.upgrade().ok_or("the node is stopping")?;
-    let access = shared.door.access();
+    let access = shared.admission.access();
     let holder = access.holder(&hello.token).map_err(|problem| {
         let source = hello.peer.map(|peer| match peer {
             tcp::Peer::Tcp(address) => Source::from(address.ip()),
@@ -322,14 +322,14 @@ pub(super) fn admit_data(shared: &Weak<Shared>, hello: &tcp::Hello) -> Result<Ar
         Denied::new(problem.text(), access.answer_time(problem, source))
     })?;
     if let Some(tcp::Peer::Local(uid)) = hello.peer {
-        shared.door.admit_user(uid)?;
+        shared.admission.admit_user(uid)?;
     }
-    shared.door.bind(ClientId(hello.client), &holder)?;
+    shared.admission.bind(ClientId(hello.client), &holder)?;
     Ok(holder)
 }
 
 /// Passes the events of processes that map the memory to the core.
-pub(super) async fn hear(shared: Arc<Shared>, mut events: mpsc::Receiver<shm::Event>) {
+pub(super) async fn receive_events(shared: Arc<Shared>, mut events: mpsc::Receiver<shm::Event>) {
     while let Some(event) = events.recv().await {
         match event {
             // The core learned of it before the memory was handed over.

@@ -18,7 +18,8 @@ use std::time::Duration;
 
 use tiffin_proto::Incoming;
 use tiffin_rpc::{
-    Address, CallError, Dialed, Heard, Inbox, Masters, Outbox, Peer, Reach, Taken, Via, dial, superseded,
+    Address, CallError, Dialed, Inbox, LastMessage, Masters, Outbox, Peer, Reach, Taken, Via, dial,
+    superseded,
 };
 use tiffin_types::RequestId;
 use tiffin_types::message::{
@@ -43,18 +44,18 @@ const HEARTBEAT_MAX: Duration = Duration::from_secs(60);
 /// The link is broken after this many unanswered heartbeats, and after at least [`SILENCE_MIN`].
 const BEATS_UNANSWERED_MAX: u32 = 8;
 /// The time until the next poll of the ledger, after a poll that found something. It doubles up to
-/// [`LOOK_PAUSE_MAX`] while the ledger is empty. Polling takes processor time from clients that put. The
+/// [`POLL_PAUSE_MAX`] while the ledger is empty. Polling takes processor time from clients that put. The
 /// master requests a poll when a reader waits for an entry, or when there are many.
-const LOOK_PAUSE: Duration = Duration::from_millis(16);
+const POLL_PAUSE: Duration = Duration::from_millis(16);
 /// The same while the ledger's socket buffer may be full.
-const LOOK_PAUSE_BEHIND: Duration = Duration::from_millis(1);
+const POLL_PAUSE_BEHIND: Duration = Duration::from_millis(1);
 /// Maximum number of ledger entries applied per turn, rounded up to whole messages. Then other tasks may
 /// run, because applying all entries takes longer than a put that waits meanwhile.
 const OBJECTS_AT_ONCE: usize = 16;
 /// After a poll with this many messages, more may wait for space in the socket buffer.
-const WORDS_MANY: usize = 500;
-/// See [`LOOK_PAUSE`].
-const LOOK_PAUSE_MAX: Duration = Duration::from_millis(128);
+const MESSAGES_MANY: usize = 500;
+/// See [`POLL_PAUSE`].
+const POLL_PAUSE_MAX: Duration = Duration::from_millis(128);
 /// See [`BEATS_UNANSWERED_MAX`].
 const SILENCE_MIN: Duration = Duration::from_secs(5);
 
@@ -145,7 +146,7 @@ pub(super) trait Linked: Send + Sync {
     /// Why the master has refused the member, if it has since this was last asked.
     fn take_refusal(&self) -> Option<Refusal>;
     /// Passes an event to the core.
-    fn hear(&self, said: LinkEvent);
+    fn apply(&self, event: LinkEvent);
     /// Whether the member has a ledger.
     fn has_ledger(&self) -> bool {
         false
@@ -204,7 +205,7 @@ pub(super) async fn run(shared: Arc<impl Linked>) {
             Err(error) => set_status(&*shared, status_of(&error)),
         }
         sleep(pause.mul_f64(jitter())).await;
-        // Where another master may lead by now, it is looked for soon.
+        // Where another master may lead by now, it is polled_at for soon.
         let pause_max = if shared.master().single().is_some() { PAUSE_MAX } else { PAUSE_MAX_OF_SEVERAL };
         pause = pause_max.min(pause * 2);
     }
@@ -212,21 +213,21 @@ pub(super) async fn run(shared: Arc<impl Linked>) {
 
 /// Exchanges messages with the master until the link breaks. Returns the reason. All messages that the
 /// master sent are applied before the link counts as broken, because the master may have answered clients
-/// on the strength of them.
+/// because of them.
 async fn serve(shared: &impl Linked, dialed: Dialed, mut ledger: Ledger) -> String {
     let Dialed { welcome, outbox, mut inbox } = dialed;
     let _linked = OpenLink::begin(shared, outbox.clone());
-    let why = converse(shared, &welcome, (&mut inbox, &outbox), &mut ledger).await;
+    let why = exchange(shared, &welcome, (&mut inbox, &outbox), &mut ledger).await;
     let last = inbox.drain();
-    let words = ledger.0.iter_mut().flat_map(Inbox::drain);
-    words.chain(last).for_each(|message| heed(shared, &outbox, message));
+    let entries = ledger.0.iter_mut().flat_map(Inbox::drain);
+    entries.chain(last).for_each(|message| receive(shared, &outbox, message));
     why
 }
 
-fn heed(shared: &impl Linked, outbox: &Outbox, message: Incoming) {
+fn receive(shared: &impl Linked, outbox: &Outbox, message: Incoming) {
     match message {
         Incoming::Request(id, Request::MasterToMember(request)) => {
-            shared.hear(LinkEvent::Request(id, request))
+            shared.apply(LinkEvent::Request(id, request))
         }
         Incoming::Request(
             id,
@@ -236,7 +237,7 @@ fn heed(shared: &impl Linked, outbox: &Outbox, message: Incoming) {
             | Request::MemberToMaster(_)
             | Request::ClientToNode(_),
         ) => outbox.reply(id, &wrong_direction("a member")),
-        Incoming::Reply(id, reply) => shared.hear(LinkEvent::Reply(id, reply)),
+        Incoming::Reply(id, reply) => shared.apply(LinkEvent::Reply(id, reply)),
     }
 }
 
@@ -257,15 +258,15 @@ impl Ledger {
 
     /// Applies all messages. Returns the time until the next poll if there were any, or an error if the
     /// ledger has ended.
-    fn look(&mut self, shared: &impl Linked, outbox: &Outbox) -> Result<Option<Duration>, String> {
+    fn poll(&mut self, shared: &impl Linked, outbox: &Outbox) -> Result<Option<Duration>, String> {
         let Some(inbox) = &mut self.0 else { return Ok(None) };
         outbox.gather();
-        let (count, is_end) = heed_all(shared, outbox, inbox);
+        let (count, is_end) = receive_all(shared, outbox, inbox);
         outbox.send_gathered();
-        let is_behind = count >= WORDS_MANY || inbox.has_part();
-        let pause = if is_behind { LOOK_PAUSE_BEHIND } else { LOOK_PAUSE };
-        let is_news = is_behind || count > 0;
-        if is_end { Err("the master closed the ledger".to_owned()) } else { Ok(is_news.then_some(pause)) }
+        let is_behind = count >= MESSAGES_MANY || inbox.has_part();
+        let pause = if is_behind { POLL_PAUSE_BEHIND } else { POLL_PAUSE };
+        let is_changed = is_behind || count > 0;
+        if is_end { Err("the master closed the ledger".to_owned()) } else { Ok(is_changed.then_some(pause)) }
     }
 }
 
@@ -277,7 +278,7 @@ impl Ledger {
         shared: &impl Linked,
         outbox: &Outbox,
     ) -> Result<(), String> {
-        self.look(shared, outbox)?;
+        self.poll(shared, outbox)?;
         reads.done.send_replace(number);
         Ok(())
     }
@@ -285,7 +286,7 @@ impl Ledger {
 
 /// Applies all received messages in turns; the ledger entries of one turn are applied together and answered
 /// once. Returns the number of messages, and whether the connection has ended.
-fn heed_all(shared: &impl Linked, outbox: &Outbox, inbox: &mut Inbox) -> (usize, bool) {
+fn receive_all(shared: &impl Linked, outbox: &Outbox, inbox: &mut Inbox) -> (usize, bool) {
     let mut count = 0;
     loop {
         let (mut entries, mut objects) = (Vec::new(), 0);
@@ -298,7 +299,7 @@ fn heed_all(shared: &impl Linked, outbox: &Outbox, inbox: &mut Inbox) -> (usize,
                     objects += settle.commit.len() + settle.abort.len() + settle.retire.len();
                     entries.push((id, settle));
                 }
-                Taken::Message(message) => heed(shared, outbox, message),
+                Taken::Message(message) => receive(shared, outbox, message),
                 rest => break Some(rest),
             }
             count += 1;
@@ -307,7 +308,7 @@ fn heed_all(shared: &impl Linked, outbox: &Outbox, inbox: &mut Inbox) -> (usize,
             }
         };
         if !entries.is_empty() {
-            shared.hear(LinkEvent::LedgerRead(entries));
+            shared.apply(LinkEvent::LedgerRead(entries));
         }
         if let Some(rest) = rest {
             return (count, matches!(rest, Taken::End));
@@ -315,7 +316,7 @@ fn heed_all(shared: &impl Linked, outbox: &Outbox, inbox: &mut Inbox) -> (usize,
     }
 }
 
-async fn converse(
+async fn exchange(
     shared: &impl Linked,
     welcome: &Welcome,
     (inbox, outbox): (&mut Inbox, &Outbox),
@@ -325,33 +326,33 @@ async fn converse(
     let silence_max = SILENCE_MIN.max(beat * BEATS_UNANSWERED_MAX);
     let mut beats = interval(beat);
     beats.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let heard = Heard::now();
-    let (mut looked, mut pause) = (heard.last(), LOOK_PAUSE);
+    let last_message = LastMessage::now();
+    let (mut polled_at, mut pause) = (last_message.last(), POLL_PAUSE);
     let (masters, via) = (shared.master(), shared.via());
-    let superseded = superseded(masters, welcome.epoch, &via, shared.token(), &heard);
+    let superseded = superseded(masters, welcome.epoch, &via, shared.token(), &last_message);
     tokio::pin!(superseded);
     loop {
         // Reservations of empty objects are not visible here. They are polled for a while after an
         // allocation, and later with a message of the master or the next heartbeat.
-        let may_have_entries = ledger.0.is_some() && (pause < LOOK_PAUSE_MAX || shared.has_reservations());
+        let may_have_entries = ledger.0.is_some() && (pause < POLL_PAUSE_MAX || shared.has_reservations());
         tokio::select! {
             message = inbox.next() => {
-                heard.again();
+                last_message.again();
                 let Some(message) = message else { return "the master closed the connection".to_owned() };
-                let found = ledger.look(shared, outbox);
+                let found = ledger.poll(shared, outbox);
                 let is_asked = matches!(
                     message,
                     Incoming::Request(_, Request::MasterToMember(MasterToMember::Allocate(_)))
                 );
                 let again = found.as_ref().map_or(None, |again| *again);
-                if let Some(again) = again.or(is_asked.then_some(LOOK_PAUSE)) {
-                    (looked, pause) = (heard.last(), again);
+                if let Some(again) = again.or(is_asked.then_some(POLL_PAUSE)) {
+                    (polled_at, pause) = (last_message.last(), again);
                 }
                 match message {
                     Incoming::Reply(id, Reply::Refused(refusal)) if !shared.is_member() => {
-                        return hear_refusal(shared, id, refusal);
+                        return refused(shared, id, refusal);
                     }
-                    message => heed(shared, outbox, message),
+                    message => receive(shared, outbox, message),
                 }
                 if *shared.status().borrow() != LinkStatus::Member && shared.is_member() {
                     set_status(shared, LinkStatus::Member);
@@ -360,26 +361,26 @@ async fn converse(
                     return why;
                 }
             }
-            () = sleep_until(looked + pause), if may_have_entries => {
-                let again = match ledger.look(shared, outbox) {
+            () = sleep_until(polled_at + pause), if may_have_entries => {
+                let again = match ledger.poll(shared, outbox) {
                     Ok(again) => again,
                     Err(why) => return why,
                 };
-                pause = again.unwrap_or(LOOK_PAUSE_MAX.min(pause * 2));
-                looked = Instant::now();
+                pause = again.unwrap_or(POLL_PAUSE_MAX.min(pause * 2));
+                polled_at = Instant::now();
             }
             it = wanted_read(shared) => if let Err(why) = ledger.read_for(it, shared, outbox) { return why },
             _ = beats.tick() => {
                 // The heartbeat reports usage, so that ledger entries are applied first.
-                match ledger.look(shared, outbox) {
-                    Ok(Some(again)) => (looked, pause) = (Instant::now(), again),
+                match ledger.poll(shared, outbox) {
+                    Ok(Some(again)) => (polled_at, pause) = (Instant::now(), again),
                     Ok(None) => {}
                     Err(why) => return why,
                 }
-                shared.hear(LinkEvent::Beat);
+                shared.apply(LinkEvent::Beat);
             }
             () = &mut superseded => return "it was silent, and another master leads".to_owned(),
-            () = sleep_until(heard.last() + silence_max) => {
+            () = sleep_until(last_message.last() + silence_max) => {
                 return format!("the master sent nothing for {}", humantime::format_duration(silence_max));
             }
         }
@@ -395,9 +396,9 @@ async fn wanted_read(shared: &impl Linked) -> (&LedgerReads, u64) {
 }
 
 /// Passes a refusal to the core, which keeps it if it ends the registration. Returns the reason.
-fn hear_refusal(shared: &impl Linked, id: RequestId, refusal: Refusal) -> String {
+fn refused(shared: &impl Linked, id: RequestId, refusal: Refusal) -> String {
     let why = refusal.message.clone();
-    shared.hear(LinkEvent::Reply(id, Reply::Refused(refusal)));
+    shared.apply(LinkEvent::Reply(id, Reply::Refused(refusal)));
     why
 }
 
@@ -408,7 +409,7 @@ impl<'a, L: Linked> OpenLink<'a, L> {
     fn begin(shared: &'a L, outbox: Outbox) -> Self {
         shared.redirect(Some(outbox));
         set_status(shared, LinkStatus::Joining);
-        shared.hear(LinkEvent::Linked);
+        shared.apply(LinkEvent::Linked);
         Self(shared)
     }
 }
@@ -416,7 +417,7 @@ impl<'a, L: Linked> OpenLink<'a, L> {
 impl<L: Linked> Drop for OpenLink<'_, L> {
     fn drop(&mut self) {
         // The member unlinks before the master notices, because the master then answers deletes without it.
-        self.0.hear(LinkEvent::Unlinked);
+        self.0.apply(LinkEvent::Unlinked);
         if let Some(outbox) = self.0.redirect(None) {
             outbox.close();
         }
@@ -425,17 +426,17 @@ impl<L: Linked> Drop for OpenLink<'_, L> {
 
 /// Sets the state of the link, and logs it once per change.
 fn set_status(shared: &impl Linked, new: LinkStatus) {
-    let is_news = shared.status().send_if_modified(|status| {
+    let is_changed = shared.status().send_if_modified(|status| {
         // Attempts in between do not count as changes while the master is unreachable.
-        let is_news = *status != new && !(is_away(status) && new == LinkStatus::Joining);
+        let is_changed = *status != new && !(is_disconnected(status) && new == LinkStatus::Joining);
         if *status != new {
             *status = new.clone();
         }
-        is_news
+        is_changed
     });
     let (master, node) = (shared.master(), &shared.info().name);
     match new {
-        _ if !is_news => {}
+        _ if !is_changed => {}
         LinkStatus::Starting | LinkStatus::Joining => {}
         LinkStatus::Member => tracing::info!(%master, node, "node is a member"),
         LinkStatus::Unreachable(why) => {
@@ -449,7 +450,7 @@ fn set_status(shared: &impl Linked, new: LinkStatus) {
     }
 }
 
-fn is_away(status: &LinkStatus) -> bool {
+fn is_disconnected(status: &LinkStatus) -> bool {
     matches!(status, LinkStatus::Unreachable(_) | LinkStatus::Refused(_))
 }
 

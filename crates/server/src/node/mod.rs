@@ -28,7 +28,7 @@ use std::time::Duration;
 use tiffin_measure::Series;
 use tiffin_node::{Event, Node, NodeConfig as CoreConfig, SLOT_BYTES, StampKey};
 use tiffin_proto::Incoming;
-use tiffin_rpc::{Greeting, Masters, NODE_SERVICE, Outbox, TlsClient};
+use tiffin_rpc::{Handshake, Masters, NODE_SERVICE, Outbox, TlsClient};
 use tiffin_trace::{Name, TraceContext};
 use tiffin_transport::Counters;
 use tiffin_transport::control::ControlWriter;
@@ -43,7 +43,7 @@ use tiffin_types::message::{
     wrong_direction,
 };
 pub use tiffin_types::message::{DrainJob, DrainReport, DrainState, Record};
-use tiffin_types::sabotage::Sabotage;
+use tiffin_types::mutant::Mutant;
 use tiffin_types::{ClientId, ConnId, EXTENT_ALIGN, EXTENTS_MAX, RequestId, SegmentId};
 use tokio::sync::{Notify, mpsc, watch};
 use tokio::task::JoinSet;
@@ -57,7 +57,7 @@ use sockets::{Sockets, bind};
 
 use crate::access::{Access, Holder};
 use crate::config::{NodeConfig, PoolEnd, SsdConfig};
-use crate::listen::{self, Door, Host, forbidden};
+use crate::listen::{self, Admission, Host, forbidden};
 use crate::reply_path::{self, NewestConns, ReplyPath};
 use crate::supervise::{CoreLock, Locked, Supervisor};
 use crate::traced::{self, TracedRequests};
@@ -125,7 +125,7 @@ pub(crate) struct Shared {
     tls: Option<TlsClient>,
     memory: Arc<NodeMemory>,
     counters: Arc<Counters>,
-    door: Door,
+    admission: Admission,
     attachments: Option<Arc<shm::Server>>,
     /// The data socket, once it is open.
     data_server: OnceLock<Weak<tcp::Server>>,
@@ -185,8 +185,8 @@ impl NodeServer {
         let geometry = memory.geometry();
         let (sockets, mut info) = bind(&config, SegmentId(geometry.segment)).await?;
         info.outlives = memory.pool().is_some();
-        let door = Door::new(Access::new(&config.token, config.access_file.as_deref())?, false);
-        let (events, heard) = mpsc::channel(SHM_EVENTS_MAX);
+        let admission = Admission::new(Access::new(&config.token, config.access_file.as_deref())?, false);
+        let (events, shm_events) = mpsc::channel(SHM_EVENTS_MAX);
         let (status, watched) = watch::channel(LinkStatus::default());
         let (fetches, fetched) = mpsc::channel(fetch::WAITING_MAX);
         let supervisor = Supervisor::new();
@@ -219,7 +219,7 @@ impl NodeServer {
             data_server: OnceLock::new(),
             memory,
             counters,
-            door,
+            admission,
             status,
             is_leaving: AtomicBool::new(false),
             may_register: Notify::new(),
@@ -237,7 +237,7 @@ impl NodeServer {
         if config.populate {
             populate(&shared, &config);
         }
-        let mut tasks = spawn(&shared, sockets, heard, fetched);
+        let mut tasks = spawn(&shared, sockets, shm_events, fetched);
         let mut disks = Vec::new();
         for (number, ssd) in config.ssd.iter().enumerate() {
             disks.push(DiskMember::open(ssd, number, &shared, &mut tasks).await?);
@@ -427,18 +427,18 @@ impl Drop for NodeServer {
 }
 
 impl Host for Shared {
-    fn door(&self) -> &Door {
-        &self.door
+    fn admission(&self) -> &Admission {
+        &self.admission
     }
 
     fn supervisor(&self) -> &Arc<Supervisor> {
         &self.supervisor
     }
 
-    async fn visit(self: Arc<Self>, greeting: Greeting, holder: Arc<Holder>) {
-        if greeting.hello.role == Role::Lane {
-            let client = greeting.hello.client;
-            let conn = reply_path::add_lane(self.lock().client(client), &greeting);
+    async fn serve_peer(self: Arc<Self>, handshake: Handshake, holder: Arc<Holder>) {
+        if handshake.hello.role == Role::Lane {
+            let client = handshake.hello.client;
+            let conn = reply_path::add_lane(self.lock().client(client), &handshake);
             let welcome = Welcome { segment: self.info.segment, ..Welcome::default() };
             let serve =
                 |(conn, id), request, trace: Option<TraceContext>, outbox: &Outbox, _turn: Turn<'_>| {
@@ -455,36 +455,36 @@ impl Host for Shared {
                         }
                     }
                 };
-            return reply_path::serve_lane(greeting, welcome, conn, &holder, &self.turnstile, serve).await;
+            return reply_path::serve_lane(handshake, welcome, conn, &holder, &self.turnstile, serve).await;
         }
         // An admitted client has reached this node, whatever the master says about the client.
-        let who = (turnstile::group_of(&holder, &greeting.hello.namespace), greeting.hello.client.0);
-        let visit = Visit::begin(&self, greeting.hello.clone(), greeting.outbox().clone());
+        let who = (turnstile::group_of(&holder, &handshake.hello.namespace), handshake.hello.client.0);
+        let known = KnownConnection::begin(&self, handshake.hello.clone(), handshake.outbox().clone());
         let welcome = Welcome { segment: self.info.segment, ..Welcome::default() };
-        let (_, mut inbox) = greeting.welcome(welcome);
+        let (_, mut inbox) = handshake.welcome(welcome);
         while let Some(message) = inbox.next().await {
             // A node sends no requests to clients, so that it expects no replies.
             let Incoming::Request(id, request) = message else { continue };
             if let Err(denial) = access::permits(holder.credential(), &request) {
-                visit.outbox.reply(id, &Reply::Refused(forbidden(denial)));
+                known.outbox.reply(id, &Reply::Refused(forbidden(denial)));
                 continue;
             }
             let _turn = self.turnstile.enter(who, turnstile::cost(&request)).await;
             match request {
                 Request::ClientToNode(request) => {
-                    self.serve((visit.conn, visit.client), &visit.outbox, id, request, inbox.trace());
+                    self.serve((known.conn, known.client), &known.outbox, id, request, inbox.trace());
                 }
                 Request::Goodbye => {
-                    self.handle(Event::Goodbye { conn: visit.conn, id });
+                    self.handle(Event::Goodbye { conn: known.conn, id });
                     if let Some(attachments) = &self.attachments {
-                        attachments.forget(visit.client.0);
+                        attachments.forget(known.client.0);
                     }
                 }
                 Request::Hello(_)
                 | Request::ClientToMaster(_)
                 | Request::MemberToMaster(_)
                 | Request::MasterToMember(_) => {
-                    visit.outbox.reply(id, &wrong_direction("a node"));
+                    known.outbox.reply(id, &wrong_direction("a node"));
                 }
             }
         }
@@ -492,14 +492,14 @@ impl Host for Shared {
 }
 
 /// A connection that the core knows, until it is dropped.
-struct Visit<'a> {
+struct KnownConnection<'a> {
     shared: &'a Shared,
     conn: ConnId,
     client: ClientId,
     outbox: Outbox,
 }
 
-impl<'a> Visit<'a> {
+impl<'a> KnownConnection<'a> {
     fn begin(shared: &'a Shared, hello: Hello, outbox: Outbox) -> Self {
         let client = hello.client;
         let conn = {
@@ -515,7 +515,7 @@ impl<'a> Visit<'a> {
     }
 }
 
-impl Drop for Visit<'_> {
+impl Drop for KnownConnection<'_> {
     // In a destructor, so that the core learns of the end even when the task is cancelled.
     fn drop(&mut self) {
         if self.shared.state.has_failed() {
@@ -686,7 +686,7 @@ fn core_config(geometry: &Geometry, stamp_key: StampKey, restores: bool) -> Core
         restores,
         extents_max: EXTENTS_MAX,
         stamp_key,
-        sabotage: Sabotage::default(),
+        mutant: Mutant::default(),
     }
 }
 
@@ -735,12 +735,12 @@ fn populate(shared: &Arc<Shared>, config: &NodeConfig) {
 fn spawn(
     shared: &Arc<Shared>,
     sockets: Sockets,
-    heard: mpsc::Receiver<shm::Event>,
+    shm_events: mpsc::Receiver<shm::Event>,
     fetched: mpsc::Receiver<FetchItem>,
 ) -> JoinSet<()> {
     let (mut tasks, mut handles) = (JoinSet::new(), Vec::new());
     let watch = &shared.supervisor;
-    let access = Arc::clone(shared.door.access());
+    let access = Arc::clone(shared.admission.access());
     handles.push(tasks.spawn(watch.watch("the watch over the access file", access.keep())));
     for listener in [sockets.requests, sockets.local].into_iter().flatten() {
         let serving = listen::serve(listener, Arc::clone(shared));
@@ -758,8 +758,8 @@ fn spawn(
     let _set_once = shared.lock().sockets.set(Arc::downgrade(shared));
     if let (Some(listener), Some(server)) = (sockets.memory, &shared.attachments) {
         handles.push(tasks.spawn(watch.watch("the attach socket", Arc::clone(server).run(listener))));
-        let hearing = effects::hear(Arc::clone(shared), heard);
-        handles.push(tasks.spawn(watch.watch("the watch over processes", hearing)));
+        let receiving = effects::receive_events(Arc::clone(shared), shm_events);
+        handles.push(tasks.spawn(watch.watch("the watch over processes", receiving)));
     }
     if !shared.mapped_by().is_empty() {
         let watching = pool::watch(Arc::downgrade(shared));

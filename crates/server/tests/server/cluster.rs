@@ -121,8 +121,8 @@ async fn memory_of_a_mapping_writer_stays_until_its_goodbye() {
     let _node_has_heard = again.place("other", 64, Way::Tcp).await;
     assert!(node.usage().granted >= 1 << 20, "{:?}", node.usage());
     let address = Address::Unix { name: place.info.unix.clone() };
-    let (connection, _) = Connection::open(&address, hello(1), patient()).await.unwrap();
-    assert_eq!(connection.call(&Request::Goodbye, patient()).await.unwrap(), Reply::Done);
+    let (connection, _) = Connection::open(&address, hello(1), soon()).await.unwrap();
+    assert_eq!(connection.call(&Request::Goodbye, soon()).await.unwrap(), Reply::Done);
     // The memory is free when the master, too, knows that nothing will be published there.
     until("the memory returned", || node.usage().granted == 64).await;
 }
@@ -184,12 +184,12 @@ async fn restarted_master_learns_objects_from_its_nodes() {
     let first = master.epoch();
     master.shutdown().await;
     until("the node notices it", || matches!(node.status(), LinkStatus::Unreachable(_))).await;
-    let lost = client.master.call(&ClientToMaster::Stat, patient()).await;
+    let lost = client.master.call(&ClientToMaster::Stat, soon()).await;
     assert!(matches!(lost, Err(CallError::Lost { .. })), "{lost:?}");
 
     let master = start_master(config).await;
     assert!(master.epoch() > first);
-    node.joined(patient()).await.unwrap();
+    node.joined(soon()).await.unwrap();
     let client = Raw::connect(&address, hello(1)).await.unwrap();
     assert_eq!(client.get("k", Way::Shm).await.as_deref(), Some(&b"value"[..]));
     assert_eq!(client_generation(&client, "k").await, stored);
@@ -205,7 +205,7 @@ async fn leaving_node_is_away_at_once_and_a_new_one_is_used() {
     let client = Raw::connect(master.address(), hello(1)).await.unwrap();
     client.put("k", b"value", Way::Tcp).await;
     let first = node.segment();
-    node.leave(patient()).await;
+    node.leave(soon()).await;
     until("the node is lost", || master.stat().nodes.is_empty()).await;
     assert_eq!(client.resolve("k").await.0, ResolveOutcome::Absent);
     assert!(matches!(client.reserve("k", 8).await, ReserveOutcome::NoNode));
@@ -224,7 +224,7 @@ async fn node_waits_for_its_master_and_reports_why() {
     let error = node.joined(tokio::time::Instant::now()).await.unwrap_err().to_string();
     assert!(error.contains(&address.to_string()) && error.contains("cannot connect"), "{error}");
     let _master = start_master(MasterConfig { listen: vec![address], ..MasterConfig::default() }).await;
-    node.joined(patient()).await.unwrap();
+    node.joined(soon()).await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -238,7 +238,7 @@ async fn connections_without_the_token_are_rejected() {
     for address in addresses {
         for (token, welcome) in [("secret", true), ("Secret", false), ("", false)] {
             let hello = Hello { token: token.to_owned(), ..hello(1) };
-            let opened = Connection::open(&address, hello, patient()).await.map(|_| ());
+            let opened = Connection::open(&address, hello, soon()).await.map(|_| ());
             let refused = |error: &CallError| match error {
                 CallError::Refused(refusal) => refusal.reason == Reason::Unauthenticated,
                 _ => false,
@@ -249,13 +249,13 @@ async fn connections_without_the_token_are_rejected() {
     let config =
         NodeConfig { master: master.address().clone().into(), memory: 1 << 20, ..NodeConfig::default() };
     let wrong = NodeServer::start(config).await.unwrap();
-    let error = wrong.joined(patient()).await.unwrap_err();
+    let error = wrong.joined(soon()).await.unwrap_err();
     assert!(
         matches!(&error, JoinError::Refused { why, .. } if why.contains("the token is missing")),
         "{error}"
     );
     let (segment, memory) = (node.segment().0, node.info().memory.as_str());
-    let attached = shm::attach(memory, segment, 1, "Secret", patient()).await.map(|_| ());
+    let attached = shm::attach(memory, segment, 1, "Secret", soon()).await.map(|_| ());
     assert!(attached.unwrap_err().to_string().contains("the token is wrong"));
     guess_until_unanswered(segment, memory).await;
     let client = Raw::connect(master.address(), Hello { token: "secret".into(), ..hello(5) }).await.unwrap();
@@ -270,7 +270,7 @@ async fn guess_until_unanswered(segment: u64, memory: &str) {
     loop {
         while guesses.len() < 64 {
             let memory = memory.to_owned();
-            guesses.spawn(async move { shm::attach(&memory, segment, 1, "Secret", patient()).await });
+            guesses.spawn(async move { shm::attach(&memory, segment, 1, "Secret", soon()).await });
         }
         let error = guesses.join_next().await.unwrap().unwrap().map(|_| ()).unwrap_err().to_string();
         if !error.contains("the token is wrong") {
@@ -291,16 +291,16 @@ async fn wrong_hellos_and_requests_are_refused() {
         (master.address(), Hello { namespace: String::new(), ..hello(1) }, Reason::Invalid),
         (master.address(), Hello { namespace: "x".repeat(129), ..hello(1) }, Reason::Invalid),
     ] {
-        let Err(CallError::Refused(refusal)) = Connection::open(address, hello, patient()).await else {
+        let Err(CallError::Refused(refusal)) = Connection::open(address, hello, soon()).await else {
             panic!()
         };
         assert_eq!(refusal.reason, expected, "{refusal:?}");
     }
-    let (connection, _) = Connection::open(master.address(), hello(1), patient()).await.unwrap();
-    let asked = connection.call(&ClientToNode::Commit(Default::default()), patient()).await;
+    let (connection, _) = Connection::open(master.address(), hello(1), soon()).await.unwrap();
+    let asked = connection.call(&ClientToNode::Commit(Default::default()), soon()).await;
     assert!(matches!(asked, Err(CallError::Refused(refusal)) if refusal.reason == Reason::NotForYou));
-    let (connection, _) = Connection::open(&node_address, hello(1), patient()).await.unwrap();
-    let asked = connection.call(&ClientToMaster::Stat, patient()).await;
+    let (connection, _) = Connection::open(&node_address, hello(1), soon()).await.unwrap();
+    let asked = connection.call(&ClientToMaster::Stat, soon()).await;
     assert!(matches!(asked, Err(CallError::Refused(refusal)) if refusal.reason == Reason::NotForYou));
 }
 
@@ -322,7 +322,7 @@ async fn embedded_store_listens_on_a_unix_socket() {
     client.put("k", b"value", Way::Shm).await;
     assert_eq!(client.get("k", Way::Shm).await.as_deref(), Some(&b"value"[..]));
     let address = store.address().clone();
-    store.shutdown(patient()).await;
+    store.shutdown(soon()).await;
     let refused = Raw::connect(&address, hello(1)).await.map(|_| ());
     assert!(matches!(refused, Err(CallError::Connect { .. })), "{refused:?}");
 }
@@ -337,12 +337,12 @@ async fn view_in_the_same_process_holds_memory_until_released() {
     let local = hello(10);
     store.node().attach_local(local.client);
     let address = Address::Unix { name: store.node().info().unix.clone() };
-    let (connection, _) = Connection::open(&address, local.clone(), patient()).await.unwrap();
+    let (connection, _) = Connection::open(&address, local.clone(), soon()).await.unwrap();
     let begin = ClientToNode::BeginViews(vec![found.replicas[0].slot_ref()]);
-    assert_eq!(connection.call(&begin, patient()).await.unwrap(), Reply::ViewsBegun(vec![true]));
+    assert_eq!(connection.call(&begin, soon()).await.unwrap(), Reply::ViewsBegun(vec![true]));
     assert_eq!(client.delete("k").await, DeleteOutcome::Deleted);
     assert_eq!(store.node().usage().held, 4096);
-    connection.call(&Request::Goodbye, patient()).await.unwrap();
+    connection.call(&Request::Goodbye, soon()).await.unwrap();
     until("the view has ended", || store.node().usage().held == 0).await;
 }
 
@@ -356,9 +356,9 @@ async fn client_with_the_memory_begins_a_view_at_once() {
     let address = Address::Unix { name: info.unix.clone() };
     let begin = ClientToNode::BeginViews(vec![found.replicas[0].slot_ref()]);
     for client in 100..150 {
-        let (connection, _) = Connection::open(&address, hello(client), patient()).await.unwrap();
-        let attached = shm::attach(&info.memory, info.segment.0, client, "", patient()).await;
-        let begun = connection.call(&begin, patient()).await.unwrap();
+        let (connection, _) = Connection::open(&address, hello(client), soon()).await.unwrap();
+        let attached = shm::attach(&info.memory, info.segment.0, client, "", soon()).await;
+        let begun = connection.call(&begin, soon()).await.unwrap();
         assert_eq!(begun, Reply::ViewsBegun(vec![true]), "client {client}");
         drop(attached.unwrap());
     }
@@ -378,7 +378,7 @@ async fn long_lists_of_names_are_sent_in_several_messages() {
         ..NodeConfig::default()
     };
     let node = NodeServer::start(node).await.unwrap();
-    node.joined(patient()).await.unwrap();
+    node.joined(soon()).await.unwrap();
     let client = Raw::connect(&address, hello(1)).await.unwrap();
     let name = |number: usize| format!("{number:04}{}", "x".repeat(NAME_BYTES - 4));
     for number in 0..COUNT {
@@ -387,7 +387,7 @@ async fn long_lists_of_names_are_sent_in_several_messages() {
     master.shutdown().await;
     until("the node notices it", || matches!(node.status(), LinkStatus::Unreachable(_))).await;
     let _master = start_master(config).await;
-    node.joined(patient()).await.unwrap();
+    node.joined(soon()).await.unwrap();
     let client = Raw::connect(&address, hello(1)).await.unwrap();
     assert!(matches!(client.resolve(&name(COUNT - 1)).await.0, ResolveOutcome::Found(_)));
     let (mut count, mut cursor) = (0, 0);
@@ -417,5 +417,5 @@ async fn up_is_a_master_and_a_node() {
     assert_eq!(up.node().status(), LinkStatus::Member);
     let (status, segments) = get(up.master().http_address().unwrap(), "/get_all_segments").await;
     assert_eq!((status, segments), (200, format!("{}\n", up.node().info().name)));
-    up.shutdown(patient()).await;
+    up.shutdown(soon()).await;
 }

@@ -200,7 +200,7 @@ async fn leads(master: &MasterServer) {
 async fn node(etcd: &StandIn) -> NodeServer {
     let config = NodeConfig { master: etcd.masters(), memory: 4 << 20, ..NodeConfig::default() };
     let node = NodeServer::start(config).await.unwrap();
-    node.joined(patient()).await.unwrap();
+    node.joined(soon()).await.unwrap();
     node
 }
 
@@ -211,7 +211,7 @@ async fn standby_takes_over_with_everything() {
     leads(&first).await;
     let second = etcd.master().await;
     // A standby refuses everybody, and names the leader.
-    let refused = Connection::open(second.address(), hello(1), patient()).await.unwrap_err();
+    let refused = Connection::open(second.address(), hello(1), soon()).await.unwrap_err();
     let CallError::Refused(refusal) = refused else { panic!("{refused:?}") };
     assert_eq!(refusal.reason, Reason::Standby);
     while !get(second.http_address().unwrap(), "/leader").await.1.contains(&first.address().to_string()) {
@@ -251,7 +251,7 @@ async fn replaced_leader_answers_nothing_about_names() {
     // The question arrives after another master has taken over. It is not answered: the connection ends.
     let resolve = tiffin_types::message::Resolve { keys: vec![key("k")], ..Default::default() };
     let request = tiffin_types::message::ClientToMaster::Resolve(resolve);
-    let answer = client.master.call(&request, patient()).await;
+    let answer = client.master.call(&request, soon()).await;
     assert!(matches!(answer, Err(CallError::Lost { .. })), "{answer:?}");
     until("it stands by", || master.epoch() == 0).await;
     loop {
@@ -298,9 +298,9 @@ async fn late_restart_keeps_the_state_of_another_leader() {
     let floor = master.epoch() + 1000;
     let register = async || {
         let hello = Hello { role: Role::Node, ..hello(9) };
-        let (connection, _) = Connection::open(master.address(), hello, patient()).await.unwrap();
+        let (connection, _) = Connection::open(master.address(), hello, soon()).await.unwrap();
         let register = Register { epoch: floor, instance: 1, ..Register::default() };
-        connection.call(&MemberToMaster::Register(Box::new(register)), patient()).await
+        connection.call(&MemberToMaster::Register(Box::new(register)), soon()).await
     };
     etcd.kept.lock().unwrap().is_deaf = true;
     let lost = register().await;

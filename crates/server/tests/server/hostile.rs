@@ -19,7 +19,7 @@ async fn talk<S: AsyncReadExt + AsyncWriteExt + Unpin>(mut stream: S, bytes: &[u
     let _closed = stream.write_all(bytes).await;
     let _closed = stream.shutdown().await;
     let mut answer = Vec::new();
-    let heard = timeout_at(patient(), stream.read_to_end(&mut answer)).await;
+    let heard = timeout_at(soon(), stream.read_to_end(&mut answer)).await;
     assert!(heard.is_ok(), "the server neither answers nor closes");
 }
 
@@ -86,8 +86,8 @@ async fn silent_peer_delays_no_other_client() {
     for _ in 0..64 {
         silent.push(TcpStream::connect(master.address().to_string()).await.unwrap());
     }
-    let (connection, _) = Connection::open(master.address(), hello(1), patient()).await.unwrap();
-    assert!(connection.call(&tiffin_types::message::ClientToMaster::Stat, patient()).await.is_ok());
+    let (connection, _) = Connection::open(master.address(), hello(1), soon()).await.unwrap();
+    assert!(connection.call(&tiffin_types::message::ClientToMaster::Stat, soon()).await.is_ok());
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -120,7 +120,7 @@ async fn silent_connections_to_a_node_end_oldest_first() {
     for _ in 0..tiffin_transport::tcp::PENDING_MAX {
         silent.push(TcpStream::connect(&info.data).await.unwrap());
     }
-    let closed = timeout_at(patient(), oldest.read(&mut [0; 1])).await.expect("the oldest is closed");
+    let closed = timeout_at(soon(), oldest.read(&mut [0; 1])).await.expect("the oldest is closed");
     assert_eq!(closed.unwrap_or(0), 0);
     client.put("k", b"value", Way::Tcp).await;
     assert_eq!(client.get("k", Way::Tcp).await.as_deref(), Some(&b"value"[..]));
@@ -130,7 +130,7 @@ async fn silent_connections_to_a_node_end_oldest_first() {
     for _ in 0..tiffin_transport::shm::PENDING_MAX {
         silent.push(UnixStream::connect(format!("\0{}", info.memory)).await.unwrap());
     }
-    let closed = timeout_at(patient(), oldest.read(&mut [0; 1])).await.expect("the oldest is closed");
+    let closed = timeout_at(soon(), oldest.read(&mut [0; 1])).await.expect("the oldest is closed");
     assert_eq!(closed.unwrap_or(0), 0);
     assert_eq!(client.get("k", Way::Shm).await.as_deref(), Some(&b"value"[..]));
 }

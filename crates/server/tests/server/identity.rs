@@ -4,14 +4,14 @@ use tiffin_server::config::{Engine, SsdConfig};
 use tiffin_server::node::JoinError;
 use tiffin_server::{MasterConfig, MasterServer, NodeConfig, NodeServer};
 
-use crate::support::{Raw, Way, hello, patient, start_master, start_node};
+use crate::support::{Raw, Way, hello, soon, start_master, start_node};
 
 /// Starts a node with a master that refuses it, and returns the refusal.
 async fn refusal(master: &MasterServer, config: &NodeConfig) -> String {
     let config = NodeConfig { master: master.address().clone().into(), ..config.clone() };
     let node = NodeServer::start(config).await.unwrap();
-    let joined = node.joined(patient()).await;
-    node.leave(patient()).await;
+    let joined = node.joined(soon()).await;
+    node.leave(soon()).await;
     match joined {
         Err(JoinError::Refused { why, .. }) => why,
         other => panic!("{other:?}"),
@@ -31,7 +31,7 @@ async fn pool_of_another_cluster_is_refused_and_kept() {
     let client_of_two = Raw::connect(two.address(), hello(2)).await.unwrap();
     client_of_one.put("k", b"cluster one", Way::Tcp).await;
     client_of_two.put("k", b"cluster two", Way::Tcp).await;
-    node.leave(patient()).await;
+    node.leave(soon()).await;
     let epochs = (one.epoch(), two.epoch());
 
     let why = refusal(&two, &config).await;
@@ -44,7 +44,7 @@ async fn pool_of_another_cluster_is_refused_and_kept() {
 
     let node = start_node(one.address(), config.clone()).await;
     assert_eq!(client_of_one.get("k", Way::Tcp).await.as_deref(), Some(&b"cluster one"[..]));
-    node.leave(patient()).await;
+    node.leave(soon()).await;
 
     // A master without state has no id yet, and takes over that of the pool.
     let three = start_master(MasterConfig::default()).await;
@@ -60,7 +60,7 @@ async fn disk_of_another_cluster_is_refused_with_its_node() {
     let config = NodeConfig { name: "n".into(), memory: 4 << 20, ssd, ..NodeConfig::default() };
     let (one, two) =
         (start_master(MasterConfig::default()).await, start_master(MasterConfig::default()).await);
-    start_node(one.address(), config.clone()).await.leave(patient()).await;
+    start_node(one.address(), config.clone()).await.leave(soon()).await;
     let _other = start_node(two.address(), NodeConfig::default()).await;
     let client = Raw::connect(two.address(), hello(2)).await.unwrap();
     client.put("k", b"cluster two", Way::Tcp).await;

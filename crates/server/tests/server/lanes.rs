@@ -6,14 +6,14 @@ use tiffin_server::{MasterConfig, NodeConfig};
 use tiffin_types::message::{ClientToMaster, ClientToNode, Hello, Reason, Reply, RequestRef, Role};
 use tiffin_types::{ClientId, RequestId};
 
-use super::support::{hello, patient, start_master, start_node};
+use super::support::{hello, soon, start_master, start_node};
 
 fn lane(client: u64, number: u32) -> Hello {
     Hello { role: Role::Lane, lane: number, ..hello(client) }
 }
 
 async fn open(server: &Address, hello: Hello) -> Result<Dialed, CallError> {
-    dial(server, Reach::Far, hello, patient()).await
+    dial(server, Reach::Far, hello, soon()).await
 }
 
 fn reason(refused: Result<Dialed, CallError>) -> Reason {
@@ -43,7 +43,7 @@ async fn lane_needs_a_connected_client_and_its_own_number() {
     let node: Address = node.info().tcp.parse().unwrap();
     for server in [master.address(), &node] {
         assert_eq!(reason(open(server, lane(1, 1)).await), Reason::NotForYou, "the client is not connected");
-        let (connection, _) = Connection::open(server, hello(1), patient()).await.unwrap();
+        let (connection, _) = Connection::open(server, hello(1), soon()).await.unwrap();
         let other = Hello { namespace: "other".to_owned(), ..lane(1, 1) };
         assert_eq!(reason(open(server, other).await), Reason::NotForYou);
         assert_eq!(reason(open(server, lane(2, 1)).await), Reason::NotForYou);
@@ -74,7 +74,7 @@ async fn lane_carries_only_requests_of_its_client() {
     for (server, right, wrong) in
         [(master.address(), requests[0], requests[1]), (&node, requests[1], requests[0])]
     {
-        let (_connection, _) = Connection::open(server, hello(1), patient()).await.unwrap();
+        let (_connection, _) = Connection::open(server, hello(1), soon()).await.unwrap();
         let mut lane = open(server, lane(1, 3)).await.unwrap();
         let ids = |counter| RequestId::on_lane(3, counter);
         assert!(!matches!(ask(&mut lane, ids(1), right).await, Reply::Refused(_)));
@@ -93,9 +93,9 @@ async fn lanes_of_a_replaced_connection_end() {
     let node = start_node(master.address(), NodeConfig::default()).await;
     let node: Address = node.info().tcp.parse().unwrap();
     for server in [master.address(), &node] {
-        let (_old, _) = Connection::open(server, hello(1), patient()).await.unwrap();
+        let (_old, _) = Connection::open(server, hello(1), soon()).await.unwrap();
         let mut old = open(server, lane(1, 1)).await.unwrap();
-        let (_new, _) = Connection::open(server, hello(1), patient()).await.unwrap();
+        let (_new, _) = Connection::open(server, hello(1), soon()).await.unwrap();
         assert!(old.inbox.next().await.is_none());
         open(server, lane(1, 1)).await.unwrap();
     }

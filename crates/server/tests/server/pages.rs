@@ -42,7 +42,7 @@ async fn exchange(address: &Address, bytes: &[u8]) {
     let _ = stream.shutdown().await;
     let (mut answer, mut stream) = (Vec::new(), stream.take(1 << 20));
     let read = stream.read_to_end(&mut answer);
-    let _ = tokio::time::timeout_at(patient(), read).await.expect("the connection is closed");
+    let _ = tokio::time::timeout_at(soon(), read).await.expect("the connection is closed");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -354,9 +354,9 @@ async fn master_that_cannot_save_is_not_ready() {
     let client = Raw::connect(master.address(), hello(1)).await.unwrap();
     let setting = tokio::spawn(async move {
         let change = PolicyChange { quota: Some(1 << 20), ..PolicyChange::default() };
-        client.master.call(&ClientToMaster::SetPolicy(change), patient()).await
+        client.master.call(&ClientToMaster::SetPolicy(change), soon()).await
     });
-    let deadline = patient();
+    let deadline = soon();
     let not_ready = loop {
         let (status, text) = get(&http, "/ready").await;
         if status != 200 {

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use tiffin_proto::Incoming;
-use tiffin_rpc::{Greeting, Listener};
+use tiffin_rpc::{Handshake, Listener};
 use tiffin_server::config::PoolEnd;
 use tiffin_server::{NodeConfig, NodeServer, host};
 use tiffin_types::message::{Announced, MemberToMaster, Registered, Reply, Request, Welcome};
@@ -31,7 +31,7 @@ impl Drop for Folder {
 
 /// Takes a node in. Returns, when the node says goodbye, whether its pool could be adopted then.
 async fn be_master(listener: Listener, folder: &Folder) -> bool {
-    let greeting = Greeting::receive(listener.accept().await, patient()).await.unwrap();
+    let greeting = Handshake::receive(listener.accept().await, soon()).await.unwrap();
     let (outbox, mut inbox) = greeting.welcome(Welcome::default());
     loop {
         let (id, reply) = match inbox.next().await {
@@ -65,9 +65,9 @@ async fn discarded_pool_cannot_be_adopted_after_the_goodbye() {
     };
     let node = NodeServer::start(config).await.unwrap();
     let leaves = async {
-        node.joined(patient()).await.unwrap();
+        node.joined(soon()).await.unwrap();
         assert!(folder.can_be_adopted());
-        node.leave(patient()).await;
+        node.leave(soon()).await;
     };
     let (can_be_adopted, ()) = tokio::join!(be_master(listener, &folder), leaves);
     assert!(!can_be_adopted, "a node that starts now brings deleted objects back");

@@ -18,7 +18,7 @@ use tokio::net::TcpStream;
 use tokio::time::Instant;
 
 /// A deadline that only a hang reaches.
-pub(crate) fn patient() -> Instant {
+pub(crate) fn soon() -> Instant {
     Instant::now() + Duration::from_secs(60)
 }
 
@@ -28,7 +28,7 @@ pub(crate) fn key(text: &str) -> Key {
 
 /// Polls until the condition holds.
 pub(crate) async fn until(what: &str, mut is_so: impl FnMut() -> bool) {
-    let deadline = patient();
+    let deadline = soon();
     while !is_so() {
         assert!(Instant::now() < deadline, "timeout: {what}");
         tokio::task::yield_now().await;
@@ -48,7 +48,7 @@ pub(crate) async fn start_master(config: MasterConfig) -> MasterServer {
 pub(crate) async fn start_node(master: &Address, config: NodeConfig) -> NodeServer {
     let config = NodeConfig { master: master.clone().into(), memory: 4 << 20, ..config };
     let node = NodeServer::start(config).await.unwrap();
-    node.joined(patient()).await.unwrap();
+    node.joined(soon()).await.unwrap();
     node
 }
 
@@ -89,12 +89,12 @@ pub(crate) struct Place {
 
 impl Raw {
     pub(crate) async fn connect(master: &Address, hello: Hello) -> Result<Self, CallError> {
-        let (connection, _) = Connection::open(master, hello.clone(), patient()).await?;
+        let (connection, _) = Connection::open(master, hello.clone(), soon()).await?;
         Ok(Self { hello, master: connection, counters: Arc::default(), last: Mutex::default() })
     }
 
     pub(crate) async fn ask(&self, request: ClientToMaster) -> Reply {
-        self.master.call(&request, patient()).await.unwrap()
+        self.master.call(&request, soon()).await.unwrap()
     }
 
     pub(crate) async fn reserve(&self, name: &str, len: u64) -> ReserveOutcome {
@@ -139,7 +139,7 @@ impl Raw {
         let mut bytes = vec![0; usize::try_from(found.len).unwrap()];
         let targets = vec![TargetBuf::from(&mut bytes[..])];
         let op = ReadOp { slot: location.slot.0, stamp: location.stamp.0, offset: 0, targets };
-        let outcomes = transport.read(std::slice::from_ref(&op), patient()).await;
+        let outcomes = transport.read(std::slice::from_ref(&op), soon()).await;
         assert_eq!(outcomes, [Ok(())]);
         Some(bytes)
     }
@@ -165,14 +165,14 @@ impl Raw {
             Way::Shm => Address::Unix { name: info.unix.clone() },
             Way::Tcp => info.tcp.parse().unwrap(),
         };
-        let (node, welcome) = Connection::open(&address, self.hello.clone(), patient()).await.unwrap();
+        let (node, welcome) = Connection::open(&address, self.hello.clone(), soon()).await.unwrap();
         assert_eq!(welcome.segment, info.segment);
         *self.last.lock().unwrap() = Some(node.clone());
         let (client, token) = (self.hello.client.0, self.hello.token.as_str());
         let counters = Arc::clone(&self.counters);
         let transport: Box<dyn Transport> = match way {
             Way::Shm => {
-                let attached = shm::attach(&info.memory, info.segment.0, client, token, patient()).await;
+                let attached = shm::attach(&info.memory, info.segment.0, client, token, soon()).await;
                 Box::new(shm::Shm::new(Arc::new(attached.unwrap()), counters))
             }
             Way::Tcp => {
@@ -189,7 +189,7 @@ impl Place {
         let location = self.reservation.location;
         let sources = vec![SourceBuf::from(bytes)];
         let op = WriteOp { slot: location.slot.0, stamp: location.stamp.0, offset: 0, sources };
-        let outcomes = self.transport.write(std::slice::from_ref(&op), patient()).await;
+        let outcomes = self.transport.write(std::slice::from_ref(&op), soon()).await;
         assert_eq!(outcomes, [Ok(())]);
     }
 
@@ -200,7 +200,7 @@ impl Place {
         let item = CommitItem { slot_ref, key: key(name), len, options, others: Vec::new() };
         let commit = Commit { items: vec![item], wait_ms: 5_000 };
         let request = ClientToNode::Store(Store { commit, bytes: vec![bytes.to_vec()] });
-        let Reply::Committed(mut outcomes) = self.node.call(&request, patient()).await? else { panic!() };
+        let Reply::Committed(mut outcomes) = self.node.call(&request, soon()).await? else { panic!() };
         Ok(outcomes.remove(0))
     }
 
@@ -209,7 +209,7 @@ impl Place {
         let slot_ref = self.reservation.location.slot_ref();
         let item = CommitItem { slot_ref, key: key(name), len, options, others: Vec::new() };
         let request = ClientToNode::Commit(Commit { items: vec![item], wait_ms: 5_000 });
-        let reply = self.node.call(&request, patient()).await.unwrap();
+        let reply = self.node.call(&request, soon()).await.unwrap();
         let Reply::Committed(mut outcomes) = reply else { panic!("{reply:?}") };
         outcomes.remove(0)
     }

@@ -18,7 +18,7 @@ use tiffin_types::{Location, SegmentId};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-use crate::support::{Raw, Way, hello, http, key, patient, start_master, start_node, unix_address, until};
+use crate::support::{Raw, Way, hello, http, key, soon, start_master, start_node, unix_address, until};
 
 /// A store whose servers accept the tokens of a file.
 struct Walled {
@@ -55,10 +55,10 @@ impl Walled {
         let namespace = namespaces.first().map_or("default", |it| it.trim_end_matches('*'));
         let nodes = self.node.iter().map(|it| it.info().tcp.parse().unwrap());
         for address in nodes.chain([self.master.address().clone()]) {
-            let deadline = patient();
+            let deadline = soon();
             let hello = || Hello { token: token.clone(), namespace: namespace.to_owned(), ..hello(99) };
             // The file is read again in the next second. An unknown token does not take the id.
-            while let Err(error) = Connection::open(&address, hello(), patient()).await {
+            while let Err(error) = Connection::open(&address, hello(), soon()).await {
                 let is_unknown = refused(&error) == Some(Reason::Unauthenticated);
                 let is_taken = refused(&error) == Some(Reason::Forbidden);
                 assert!(is_unknown || is_taken, "{error}");
@@ -112,7 +112,7 @@ async fn read_at(
     let mut bytes = vec![0; len];
     let targets = vec![TargetBuf::from(&mut bytes[..])];
     let op = ReadOp { slot: location.slot.0, stamp: location.stamp.0, offset: 0, targets };
-    let outcome = tcp.read(std::slice::from_ref(&op), patient()).await.remove(0);
+    let outcome = tcp.read(std::slice::from_ref(&op), soon()).await.remove(0);
     drop(op);
     outcome.map(|()| bytes)
 }
@@ -128,7 +128,7 @@ async fn stat(client: &Raw) -> Stat {
 }
 
 async fn is_forbidden(client: &Raw, request: ClientToMaster) -> bool {
-    let answer = client.master.call(&request, patient()).await;
+    let answer = client.master.call(&request, soon()).await;
     answer.is_err_and(|error| refused(&error) == Some(Reason::Forbidden))
 }
 
@@ -151,9 +151,9 @@ async fn location_is_worthless_with_a_token_of_another_namespace() {
     }
     // Memory is not mapped with a token that is not for all namespaces.
     let (name, segment) = (&info.memory, info.segment.0);
-    let mapped = shm::attach(name, segment, 2, &b.hello.token, patient()).await;
+    let mapped = shm::attach(name, segment, 2, &b.hello.token, soon()).await;
     assert!(mapped.is_err_and(|it| it.to_string().contains("not for all namespaces")));
-    assert!(shm::attach(name, segment, 7, &store.node_token, patient()).await.is_ok());
+    assert!(shm::attach(name, segment, 7, &store.node_token, soon()).await.is_ok());
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -203,7 +203,7 @@ async fn guessed_slots_and_stamps_give_nothing() {
     for (&(slot, stamp), bytes) in pairs.iter().zip(&mut bytes) {
         ops.push(ReadOp { slot, stamp, offset: 0, targets: vec![TargetBuf::from(&mut bytes[..])] });
     }
-    let outcomes = tcp.read(&ops, patient()).await;
+    let outcomes = tcp.read(&ops, soon()).await;
     drop(ops);
     assert!(outcomes.iter().all(|it| *it == Err(TransferError::Stale)));
     assert!(bytes.iter().all(|it| *it == [0; 8]));
@@ -293,11 +293,11 @@ async fn client_ids_belong_to_their_token_and_nodes_need_a_right() {
     for address in [store.master.address().clone(), info.tcp.parse().unwrap()] {
         for role in [Role::Client, Role::Lane] {
             let hello = Hello { role, lane: 1, ..thief.clone() };
-            let error = Connection::open(&address, hello, patient()).await.map(|_| ()).unwrap_err();
+            let error = Connection::open(&address, hello, soon()).await.map(|_| ()).unwrap_err();
             assert_eq!(refused(&error), Some(Reason::Forbidden), "{error}");
         }
     }
-    let attached = shm::attach(&info.memory, info.segment.0, 1, &b, patient()).await;
+    let attached = shm::attach(&info.memory, info.segment.0, 1, &b, soon()).await;
     assert!(attached.is_err_and(|it| it.to_string().contains("another token")));
     let identity = Identity { client: 1, segment: info.segment.0, token: b.clone() };
     let tcp = Tcp::new(info.data.clone(), identity, Default::default());
@@ -305,14 +305,14 @@ async fn client_ids_belong_to_their_token_and_nodes_need_a_right() {
     let at = place.reservation.location;
     let sources = vec![tiffin_transport::SourceBuf::from(&bytes[..])];
     let op = tiffin_transport::WriteOp { slot: at.slot.0, stamp: at.stamp.0, offset: 0, sources };
-    let outcome = tcp.write(std::slice::from_ref(&op), patient()).await.remove(0);
+    let outcome = tcp.write(std::slice::from_ref(&op), soon()).await.remove(0);
     assert!(outcome.is_err_and(|it| it.to_string().contains("another token")));
     place.write(b"own data").await;
     assert!(matches!(place.commit("k", 8).await, CommitOutcome::Stored(_)));
     for (role, home) in [(Role::Node, info.segment), (Role::Ledger, info.segment), (Role::Node, SegmentId(5))]
     {
         let hello = Hello { role, home: Some(home), token: a.clone(), ..Hello::default() };
-        let error = Connection::open(store.master.address(), hello, patient()).await.map(|_| ()).unwrap_err();
+        let error = Connection::open(store.master.address(), hello, soon()).await.map(|_| ()).unwrap_err();
         assert_eq!(refused(&error), Some(Reason::Forbidden), "{error}");
     }
 }
@@ -332,10 +332,10 @@ async fn revoked_token_loses_its_connections_and_others_stay() {
         let mut bytes = [0; 5];
         let targets = vec![TargetBuf::from(&mut bytes[..])];
         let op = ReadOp { slot: at.slot.0, stamp: at.stamp.0, offset: 0, targets };
-        tcp.read(std::slice::from_ref(&op), patient()).await.remove(0)
+        tcp.read(std::slice::from_ref(&op), soon()).await.remove(0)
     };
     assert_eq!(read().await, Ok(()));
-    let (node, _) = Connection::open(&info.tcp.parse().unwrap(), a.hello.clone(), patient()).await.unwrap();
+    let (node, _) = Connection::open(&info.tcp.parse().unwrap(), a.hello.clone(), soon()).await.unwrap();
     let mut live = TcpStream::connect(store.master.http_address().unwrap().to_string()).await.unwrap();
     let request =
         format!("GET /api/tiffin/live HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {token}\r\n\r\n");

@@ -36,7 +36,7 @@ async fn begin(address: &Address, path: &str, headers: &str) -> TcpStream {
 async fn read_until(stream: &mut TcpStream, wanted: &str) -> String {
     let (mut text, mut buffer) = (String::new(), [0; 4096]);
     while !text.contains(wanted) {
-        let read = timeout_at(patient(), stream.read(&mut buffer)).await.expect("nothing arrives").unwrap();
+        let read = timeout_at(soon(), stream.read(&mut buffer)).await.expect("nothing arrives").unwrap();
         assert!(read > 0, "the stream has ended: {text}");
         text.push_str(&String::from_utf8_lossy(&buffer[..read]));
     }
@@ -98,7 +98,7 @@ async fn node_reports_its_transfers_with_its_heartbeat() {
     let client = Raw::connect(master.address(), hello(1)).await.unwrap();
     client.put("k", &[1; 5000], Way::Tcp).await;
     assert!(client.get("k", Way::Tcp).await.is_some());
-    let deadline = patient();
+    let deadline = soon();
     let wanted = ["write", "read"].map(|it| {
         format!("tiffin_node_transferred_bytes_total{{node=\"n\",operation=\"{it}\",path=\"tcp\"}} 5000")
     });
@@ -136,7 +136,7 @@ async fn stream_sends_snapshots_and_is_limited() {
     assert!(status == 503 && text.contains("hint: "), "{status} {text}");
     assert_eq!(get(&http, "/health").await.0, 200);
     open.clear();
-    let deadline = patient();
+    let deadline = soon();
     loop {
         let mut stream = begin(&http, "/api/tiffin/live", "Connection: close\r\n").await;
         let mut head = [0; 12];

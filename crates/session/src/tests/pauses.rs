@@ -1,7 +1,7 @@
 //! Tests of calls to nodes that are being left alone: which of them wait for the next attempt.
 
 use super::*;
-use tiffin_types::sabotage::Sabotage;
+use tiffin_types::mutant::Mutant;
 
 fn waits(need: &Option<Need>) -> bool {
     match need {
@@ -11,8 +11,8 @@ fn waits(need: &Option<Need>) -> bool {
 }
 
 /// Whether each read of an object with two copies waits for its node, in order.
-fn waits_of_reads(sabotage: Sabotage) -> [bool; 2] {
-    let mut get = get_of_one().breaking(sabotage);
+fn waits_of_reads(mutant: Mutant) -> [bool; 2] {
+    let mut get = get_of_one().breaking(mutant);
     let id = asked(get.poll());
     get.replied(id, resolved(found(&[location(1, 1), location(2, 2)])));
     [(); 2].map(|()| {
@@ -24,8 +24,8 @@ fn waits_of_reads(sabotage: Sabotage) -> [bool; 2] {
 }
 
 /// Whether a write, the write after the only node failed, and the commit wait for their node.
-fn waits_of_a_put(sabotage: Sabotage) -> Option<[bool; 3]> {
-    let mut put = put_of(1).breaking(sabotage);
+fn waits_of_a_put(mutant: Mutant) -> Option<[bool; 3]> {
+    let mut put = put_of(1).breaking(mutant);
     let id = asked(put.poll());
     put.replied(id, reserved(vec![space(&[location(1, 1)])]));
     let first = put.poll();
@@ -54,8 +54,8 @@ fn waits_of_a_put(sabotage: Sabotage) -> Option<[bool; 3]> {
 
 #[test]
 fn only_calls_without_another_way_wait_for_a_node() {
-    assert_eq!(waits_of_reads(Sabotage::None), [false, true]);
-    assert_eq!(waits_of_a_put(Sabotage::None), Some([false, true, true]));
+    assert_eq!(waits_of_reads(Mutant::None), [false, true]);
+    assert_eq!(waits_of_a_put(Mutant::None), Some([false, true, true]));
 }
 
 #[test]
@@ -88,9 +88,9 @@ fn avoided_nodes_are_used_once_more() {
     }
 }
 
-#[cfg(feature = "sabotage")]
+#[cfg(feature = "mutants")]
 #[test]
 fn mutants_of_waiting_calls_are_noticed() {
-    assert_ne!(waits_of_reads(Sabotage::FailInPauses), waits_of_reads(Sabotage::None));
-    assert_ne!(waits_of_a_put(Sabotage::FailInPauses), waits_of_a_put(Sabotage::None));
+    assert_ne!(waits_of_reads(Mutant::FailInPauses), waits_of_reads(Mutant::None));
+    assert_ne!(waits_of_a_put(Mutant::FailInPauses), waits_of_a_put(Mutant::None));
 }

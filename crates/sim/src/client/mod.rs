@@ -26,7 +26,7 @@ use tiffin_types::{
     message::{
         ClientToMaster, Hello, Ping, Reply, Request, ResolveOutcome, Role, VERSION_MAJOR, VERSION_MINOR,
     },
-    sabotage::Sabotage,
+    mutant::Mutant,
 };
 
 pub(crate) use calls::{Call, Purpose};
@@ -141,7 +141,7 @@ pub(crate) struct Client {
 }
 
 impl Client {
-    pub(crate) fn absent(sabotage: Sabotage) -> Self {
+    pub(crate) fn absent(mutant: Mutant) -> Self {
         Self {
             id: ClientId(0),
             incarnation: 0,
@@ -165,8 +165,8 @@ impl Client {
             same_host: BTreeSet::new(),
             leases: BTreeSet::new(),
             leased_in: 0,
-            locations: LocationCache::new(CACHED_MAX, 0, sabotage),
-            pace: Pace::new(sabotage),
+            locations: LocationCache::new(CACHED_MAX, 0, mutant),
+            pace: Pace::new(mutant),
             newest: BTreeMap::new(),
             goodbyes: BTreeSet::new(),
         }
@@ -175,7 +175,7 @@ impl Client {
     /// Learns locations from an answer of the master.
     fn learn(&mut self, keys: &[Key], outcomes: &[ResolveOutcome]) {
         for (key, outcome) in keys.iter().zip(outcomes) {
-            self.locations.hear(key, outcome);
+            self.locations.apply(key, outcome);
             if let ResolveOutcome::Found(found) = outcome {
                 self.seen(key, found.generation);
             }
@@ -233,7 +233,7 @@ impl World {
         let namespace = if is_mover { self.mover_namespace(client) } else { namespace };
         let Some(it) = self.clients.get_mut(client) else { return };
         let incarnation = it.incarnation + 1;
-        *it = Client { id, incarnation, alive: true, shares, namespace, ..Client::absent(self.sabotage) };
+        *it = Client { id, incarnation, alive: true, shares, namespace, ..Client::absent(self.mutant) };
         self.log.line(self.now, "client starts", &[client as u64, id.0], &[]);
         self.connect(client, Target::Master);
         self.client_at(1, client, ClientEvent::Work);

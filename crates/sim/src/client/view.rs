@@ -51,7 +51,7 @@ impl Client {
 impl World {
     /// Requests a view of the first mapped copy.
     pub(crate) fn begin_view(&mut self, client: usize, found: &Found) {
-        let sabotage = self.sabotage;
+        let mutant = self.mutant;
         let Some(it) = self.clients.get_mut(client) else { return };
         let mapped = found.replicas.iter().find(|replica| it.attached.contains(&replica.segment));
         let Some(location) = mapped else { return };
@@ -73,7 +73,7 @@ impl World {
         let key = (segment, slot_ref, it.next_view);
         let view = View { state: State::Beginning, units: all_units(&record.extents), len: record.len };
         it.views.insert(key, view);
-        it.views_at.entry(segment).or_insert_with(|| Views::new(sabotage));
+        it.views_at.entry(segment).or_insert_with(|| Views::new(mutant));
         let target = Target::Node(segment);
         self.call(client, target, ClientToNode::BeginViews(vec![slot_ref]), Purpose::BeginView(key));
     }
@@ -175,11 +175,11 @@ impl World {
     /// The first message on a new connection to a node.
     pub(crate) fn list_views(&mut self, client: usize, target: Target, conn: ConnId) {
         let Target::Node(segment) = target else { return };
-        let sabotage = self.sabotage;
+        let mutant = self.mutant;
         let Some(it) = self.clients.get_mut(client) else { return };
         // A client that has no views says so: a node that was started again waits for that.
         if self.plan.pools > 0 {
-            it.views_at.entry(segment).or_insert_with(|| Views::new(sabotage));
+            it.views_at.entry(segment).or_insert_with(|| Views::new(mutant));
         }
         let Some(views) = it.views_at.get_mut(&segment) else { return };
         let (_, held) = views.connected();

@@ -105,7 +105,7 @@ impl World {
 
     /// A node's process starts, and finds its disk as it was.
     pub(crate) fn start_disk(&mut self, node: usize) {
-        let sabotage = self.sabotage;
+        let mutant = self.mutant;
         let (segment, capacity) = (self.rng.any(), self.plan.disk_capacity);
         let Some(shell) = self.nodes.get_mut(node) else { return };
         let memory = shell.segment;
@@ -119,7 +119,7 @@ impl World {
         let Some(disk) = self.disk(node) else { return };
         let (segment, epoch, instance) = (disk.segment, disk.log.epoch, disk.log.instance);
         let cluster = disk.log.cluster;
-        let config = DiskConfig { segment, epoch, instance, cluster, stamps: 0, sabotage };
+        let config = DiskConfig { segment, epoch, instance, cluster, stamps: 0, mutant };
         let records = disk.log.records();
         disk.core = Some(Disk::new(config, records.clone()));
         let segment = disk.segment;

@@ -180,13 +180,13 @@ fn torture(args: &Args) -> Result<(), String> {
     let (mut start, mut recovered, mut bad, mut read) = (1, 0, 0, 0);
     for round in 0..args.rounds {
         let lines = run_and_kill(args, start, 20 + chance.below(1500), round)?;
-        lines.iter().for_each(|line| hear(&mut known, line));
+        lines.iter().for_each(|line| apply(&mut known, line));
         start = known.last_key_value().map_or(start, |(counter, _)| counter + 1);
         let left = Arc::new(Mutex::new(Vec::new()));
-        let hears = Arc::clone(&left);
+        let receiver = Arc::clone(&left);
         let opened = open(&args.path, args.blocking, move |event| {
             if let Event::Left(_, ids) = event {
-                hears.lock().unwrap_or_else(PoisonError::into_inner).extend(ids);
+                receiver.lock().unwrap_or_else(PoisonError::into_inner).extend(ids);
             }
         })?;
         recovered += opened.recovery.records;
@@ -232,7 +232,7 @@ fn run_and_kill(args: &Args, start: u64, count: u64, round: u64) -> Result<Vec<S
     Ok(lines)
 }
 
-fn hear(known: &mut BTreeMap<u64, Known>, line: &str) {
+fn apply(known: &mut BTreeMap<u64, Known>, line: &str) {
     let words: Vec<&str> = line.split(' ').collect();
     let number = |at: usize| words.get(at).and_then(|word| word.parse::<u64>().ok()).unwrap_or(0);
     match words.first().copied() {

@@ -9,7 +9,7 @@ use super::disk::{Disk, Io};
 use super::table::{Location, Table};
 use super::{Checks, Done, Effect, Into, Part};
 use crate::layout::{Body, CHUNK_BYTES, Entry, PartHead, SUM_BYTES, blocks_up, sum_bytes};
-use crate::sabotage::sabotaged;
+use crate::mutant::is_mutant;
 use crate::types::{RecordId, StageId};
 
 /// A record or part that is being moved.
@@ -31,7 +31,7 @@ struct Carry {
     sums: Arc<[u64]>,
     position: u64,
     stage: Option<StageId>,
-    #[cfg(feature = "sabotage")]
+    #[cfg(feature = "mutants")]
     record: Option<crate::types::Record>,
 }
 
@@ -54,7 +54,7 @@ impl Carry {
                 sums: Arc::clone(&piece.sums),
                 position: 0,
                 stage: None,
-                #[cfg(feature = "sabotage")]
+                #[cfg(feature = "mutants")]
                 record: None,
             });
         }
@@ -76,7 +76,7 @@ impl Carry {
             sums: Arc::clone(&live.sums),
             position: 0,
             stage: None,
-            #[cfg(feature = "sabotage")]
+            #[cfg(feature = "mutants")]
             record: live.parts.is_empty().then(|| live.record.clone()),
         })
     }
@@ -91,9 +91,9 @@ impl Carry {
     /// The header of the new copy, if the entry still exists and its size has not changed.
     fn body(&self, table: &Table) -> Option<Body> {
         let (id, sums) = (self.id, Arc::clone(&self.sums));
-        #[cfg(feature = "sabotage")]
+        #[cfg(feature = "mutants")]
         if let Some(record) = &self.record
-            && sabotaged!(table.sabotage, CarryForgotten)
+            && is_mutant!(table.mutant, CarryForgotten)
         {
             return Some(Body::Record { id, record: record.clone(), sums });
         }
@@ -118,12 +118,12 @@ impl Carry {
         CHUNK_BYTES.min(self.payload_bytes - self.position)
     }
 
-    #[cfg(feature = "sabotage")]
+    #[cfg(feature = "mutants")]
     fn resurrect(self, table: &mut Table) {
         let Self { id, segment, offset, header_bytes, extent, sequence, sums, record, .. } = self;
         let Some(record) = record else { return };
         let gone = table.find(&record.name).is_none();
-        if sabotaged!(table.sabotage, CarryForgotten) && gone {
+        if is_mutant!(table.mutant, CarryForgotten) && gone {
             let copies = table.tombstones.remove(&id).map_or(1, |tombstone| tombstone.copies);
             let location = Location { segment, offset, header_bytes, extent, sequence, touch: 0 };
             let mut live = super::table::Live::new(record, sums, Arc::default(), location);
@@ -249,7 +249,7 @@ impl Carries {
         self.moved_bytes += header.len() as u64;
         let batch = Batch { segment, bytes: 0, members: vec![Member::Carry { carry: number }] };
         disk.write(table.shape.at(segment, offset), vec![Part::Bytes(header)], Commit::Batch(batch));
-        if sabotaged!(table.sabotage, EraseBeforeCarried) {
+        if is_mutant!(table.mutant, EraseBeforeCarried) {
             self.durable(table, number);
         }
     }
@@ -258,7 +258,7 @@ impl Carries {
     pub(super) fn durable(&mut self, table: &mut Table, number: u64) {
         let Some(carry) = self.carries.remove(&number) else { return };
         if !carry.is_current(table) {
-            #[cfg(feature = "sabotage")]
+            #[cfg(feature = "mutants")]
             carry.resurrect(table);
             return;
         }

@@ -31,7 +31,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use crate::layout::HEAD_BYTES;
-use crate::sabotage::Sabotage;
+use crate::mutant::Mutant;
 use crate::types::{
     Answer, Event, Fault, IoId, OpId, OpenFault, Record, RecordId, Recovery, Span, StageId, Stats, Tick,
 };
@@ -79,7 +79,7 @@ pub struct Config {
     /// Limits of operations in progress.
     pub limits: Limits,
     /// The rule that a mutant breaks, in tests.
-    pub sabotage: Sabotage,
+    pub mutant: Mutant,
 }
 
 /// Limits of operations in progress.

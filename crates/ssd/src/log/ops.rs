@@ -7,7 +7,7 @@ use super::queue::{Append, Waiter};
 use super::table::State;
 use super::{FORGET_IDS_MAX, Health, Log};
 use crate::layout::{ATTRIBUTES_BYTES_MAX, KEY_BYTES_MAX, NAMESPACE_BYTES_MAX, Note};
-use crate::sabotage::sabotaged;
+use crate::mutant::is_mutant;
 use crate::types::{Answer, AppendError, ChangeError, Fault, OpId, ReadError, Record, RecordId, Tick};
 
 /// An operation that has not been answered.
@@ -176,7 +176,7 @@ impl Log {
         }
         self.ops.begin(op, deadline, Kind::SetAttributes);
         self.queue_note(Note::Attributes { id, protected, attributes }, Some(Waiter(op)), None);
-        if sabotaged!(self.config.sabotage, AttributesBeforeDurable) {
+        if is_mutant!(self.config.mutant, AttributesBeforeDurable) {
             self.answer(op, Answer::SetAttributes(Ok(())));
         }
     }
@@ -250,7 +250,7 @@ impl Log {
         }
         self.stats.forgotten += found;
         self.ops.set(op, Kind::Forget { waiting, found });
-        if waiting == 0 || sabotaged!(self.config.sabotage, ForgetBeforeDurable) {
+        if waiting == 0 || is_mutant!(self.config.mutant, ForgetBeforeDurable) {
             self.answer(op, Answer::Forget(Ok(found)));
         }
     }

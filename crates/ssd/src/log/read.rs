@@ -8,7 +8,7 @@ use super::ops::Kind;
 use super::table::{Piece, Table};
 use super::{Checks, Done, Effect, Health, Into, Log};
 use crate::layout::{BLOCK, SUM_BYTES, sum_bytes};
-use crate::sabotage::sabotaged;
+use crate::mutant::is_mutant;
 use crate::types::{Answer, Event, Fault, IoId, Left, OpId, ReadError, RecordId, Span, Tick};
 
 /// The disk reads for a range of a record, one for each part, and the operations that wait for them.
@@ -147,7 +147,7 @@ impl Log {
     pub(super) fn flight_done(&mut self, io: IoId, number: u64, segment: u32, result: Done) {
         self.table.segment(segment).readers -= 1;
         self.table.drained(segment);
-        let serve_corrupt = sabotaged!(self.config.sabotage, ServeCorrupt);
+        let serve_corrupt = is_mutant!(self.config.mutant, ServeCorrupt);
         let Some(flight) = self.reads.done(number, result, serve_corrupt) else { return };
         let result = match flight.fault {
             _ if flight.is_corrupt => Err(self.corrupt(flight.id)),

@@ -12,7 +12,7 @@ use super::shape::Shape;
 use super::table::{Live, Segment, State, Table};
 use super::{Done, Health, Log, Part, RESERVE_SEGMENTS};
 use crate::layout::{BLOCK, Note};
-use crate::sabotage::sabotaged;
+use crate::mutant::is_mutant;
 use crate::types::{AppendError, Event, Left, RecordId};
 
 /// A segment that is being reclaimed.
@@ -49,7 +49,7 @@ impl Reclaim {
         {
             return Some(chosen(victim, false));
         }
-        let spare = sabotaged!(table.sabotage, EvictProtected);
+        let spare = is_mutant!(table.mutant, EvictProtected);
         let coldest = |may: &dyn Fn(&Segment) -> bool| {
             let evictable = |segment: &Segment| spare || !segment.stuck || segment.protected == 0;
             let candidates = candidates().filter(|(_, segment)| evictable(segment) && may(segment));
@@ -69,7 +69,7 @@ impl Reclaim {
     /// The records and parts that must be moved.
     fn must_carry(&self, table: &Table) -> Vec<RecordId> {
         let Some(segment) = table.segments.get(self.victim as usize) else { return Vec::new() };
-        let spare = sabotaged!(table.sabotage, EvictProtected);
+        let spare = is_mutant!(table.mutant, EvictProtected);
         let must = |id: &RecordId| {
             let live = table.records.get(id).filter(|live| live.location.segment == self.victim);
             live.is_some_and(|live| !self.evict || (live.record.protected && !spare))
@@ -78,7 +78,7 @@ impl Reclaim {
             let piece = table.pieces.get(id).filter(|piece| piece.location.segment == self.victim);
             piece.is_some_and(|piece| !self.evict || piece.protected)
         };
-        let left_behind = sabotaged!(table.sabotage, LeavePartsBehind);
+        let left_behind = is_mutant!(table.mutant, LeavePartsBehind);
         let parts = segment.parts.iter().copied().filter(|id| must_part(id) && !left_behind);
         let mut ids: Vec<RecordId> = segment.ids.iter().copied().filter(must).chain(parts).collect();
         ids.sort_unstable();
@@ -173,7 +173,7 @@ impl Log {
                 self.table.segment(victim).state = State::Erasing;
                 let at = self.table.shape.at(victim, 0);
                 self.disk.write(at, vec![Part::Zeros(BLOCK)], Commit::Erase(victim));
-                if sabotaged!(self.config.sabotage, ReportBeforeErased) {
+                if is_mutant!(self.config.mutant, ReportBeforeErased) {
                     self.report_evicted(victim);
                 }
             }
@@ -248,14 +248,14 @@ impl Leftovers {
         for id in noted {
             if let Some(tombstone) = table.tombstones.get(&id) {
                 let needed = tombstone.copies > copies_here(id) || table.segments_incomplete > 0;
-                let dropped = sabotaged!(table.sabotage, DropTombstones);
+                let dropped = is_mutant!(table.mutant, DropTombstones);
                 if tombstone.at == Some(victim) && needed && !dropped {
                     notes.push(Note::Forget(id));
                 }
             } else if let Some(live) = table.records.get(&id)
                 && live.attributes_segment == Some(victim)
                 && live.location.segment != victim
-                && !sabotaged!(table.sabotage, DropAttributes)
+                && !is_mutant!(table.mutant, DropAttributes)
             {
                 let (protected, attributes) = (live.record.protected, live.record.attributes.clone());
                 notes.push(Note::Attributes { id, protected, attributes });
@@ -266,8 +266,8 @@ impl Leftovers {
         let pieces = pieces.filter(|piece| piece.location.segment == victim);
         let owners: Vec<RecordId> = pieces.map(|piece| piece.head.of).collect();
         // In two steps: both are `false` in production, and clippy rejects equal operands.
-        let left_behind = sabotaged!(table.sabotage, LeavePartsBehind);
-        let alone = left_behind || sabotaged!(table.sabotage, EvictPartAlone);
+        let left_behind = is_mutant!(table.mutant, LeavePartsBehind);
+        let alone = left_behind || is_mutant!(table.mutant, EvictPartAlone);
         ids.extend(owners.iter().filter(|_| !alone));
         ids.sort_unstable();
         ids.dedup();

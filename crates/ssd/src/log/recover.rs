@@ -15,7 +15,7 @@ use crate::layout::{
     BLOCK, Body, CHUNK_BYTES, Decoded, Entry, HEAD_BYTES, Note, PartHead, SegmentHead, Super, Trailer,
     VERSION, blocks_up, sum_bytes, verify,
 };
-use crate::sabotage::sabotaged;
+use crate::mutant::is_mutant;
 use crate::types::{Event, Fault, IoId, OpenFault, RecordId, Recovery};
 
 /// Maximum number of segments that are read at a time.
@@ -382,7 +382,7 @@ impl Recoverer {
                 if cut && (position > 0 || len < wanted) && job.failed_at != here {
                     return hunt(table, job, here, wanted);
                 }
-                if sabotaged!(table.sabotage, StopAtBadBlock) {
+                if is_mutant!(table.mutant, StopAtBadBlock) {
                     return None;
                 }
                 position += BLOCK;
@@ -395,8 +395,8 @@ impl Recoverer {
             };
             let (begin, payload) = (decoded.header_bytes as usize, payload as usize);
             if let Some(payload) = rest.get(begin..begin + payload) {
-                let good = is_good(payload, sums, 0, payload.len() as u64)
-                    || sabotaged!(table.sabotage, BelieveTail);
+                let good =
+                    is_good(payload, sums, 0, payload.len() as u64) || is_mutant!(table.mutant, BelieveTail);
                 position += decoded.extent;
                 self.found(table, number, job, decoded, good);
                 continue;
@@ -427,7 +427,7 @@ impl Recoverer {
             let bytes = bytes.get(..rest.min(CHUNK_BYTES) as usize).unwrap_or_default();
             is_good(bytes, sums, chunk * CHUNK_BYTES, payload)
         });
-        let good = good || sabotaged!(table.sabotage, BelieveTail);
+        let good = good || is_mutant!(table.mutant, BelieveTail);
         if good && rest > CHUNK_BYTES {
             return payload_range(job, decoded, chunk + 1);
         }
@@ -443,7 +443,7 @@ impl Recoverer {
             job.index.extend(entry.encode(table.log));
         }
         job.end = job.end.max(entry.offset + extent);
-        let ids = sabotaged!(table.sabotage, ReuseIds);
+        let ids = is_mutant!(table.mutant, ReuseIds);
         if !ids {
             table.next_sequence = table.next_sequence.max(entry.sequence + 1);
         }
@@ -477,7 +477,7 @@ impl Recoverer {
 
     /// Ends the recovery of a segment.
     fn segment_read(&mut self, table: &mut Table, number: u32, job: Job) {
-        let sabotage = sabotaged!(table.sabotage, ReuseIds);
+        let mutant = is_mutant!(table.mutant, ReuseIds);
         let segment = table.segment(number);
         segment.incarnation = job.head.incarnation;
         if job.head.incarnation == 0 {
@@ -500,7 +500,7 @@ impl Recoverer {
             }
         }
         table.next_incarnation = table.next_incarnation.max(job.head.incarnation + 1);
-        if !sabotage {
+        if !mutant {
             table.next_sequence = table.next_sequence.max(job.head.floor);
         }
         self.report.segments += 1;
@@ -512,7 +512,7 @@ impl Recoverer {
     fn finish(self, table: &mut Table) -> Recovered {
         // Entries of a segment without an index may be unrecognisable, and their sequence numbers must not be
         // reused. Each takes at least a block; a spanning record has one number more.
-        if !sabotaged!(table.sabotage, ReuseIds) {
+        if !is_mutant!(table.mutant, ReuseIds) {
             table.next_sequence += self.report.segments_scanned * 2 * (table.shape.segment_bytes / BLOCK);
         }
         let Self { mut copies, mut pieces, tombstones, attributes, report, .. } = self;
@@ -597,7 +597,7 @@ impl Recovered {
         let Some((other, there)) = table.newest(&live.record.name) else { return table.insert(id, live) };
         self.report.records_superseded += 1;
         let newer = (live.record.generation, id) > (there, other);
-        if newer != sabotaged!(table.sabotage, PreferOlder) {
+        if newer != is_mutant!(table.mutant, PreferOlder) {
             let copies = table.remove(other).map_or(0, |other| other.copies);
             self.kill(table, other, copies);
             table.insert(id, live);
@@ -669,7 +669,7 @@ fn settle_parts(
     for part in live.parts.iter() {
         let expected = PartHead { of: id, start, bytes: part.bytes };
         let is_there = pieces.get(&part.id).is_some_and(|piece| piece.head == expected);
-        if !is_there && !sabotaged!(table.sabotage, AcceptMissingParts) {
+        if !is_there && !is_mutant!(table.mutant, AcceptMissingParts) {
             return false;
         }
         start += part.bytes;
@@ -709,8 +709,8 @@ mod tests {
         let block = Super { version: VERSION, log: 3, segment_bytes: 1 << 20, segments: 5 }.encode();
         let (mut first, mut second) = (block.clone(), block);
         change(&mut first, &mut second);
-        let (segment_bytes, limits, sabotage) = Default::default();
-        let config = Config { log: 3, budget_bytes: 64 << 20, segment_bytes, limits, sabotage };
+        let (segment_bytes, limits, mutant) = Default::default();
+        let config = Config { log: 3, budget_bytes: 64 << 20, segment_bytes, limits, mutant };
         let (mut log, effects) = Log::open(config);
         let Some(Effect::Read { io, .. }) = effects.first() else { panic!("{effects:?}") };
         let result = Done::Bytes([first, second].concat());

@@ -27,7 +27,7 @@ use super::shape::{PARTS_MAX, Shape, part_header_bytes};
 use super::table::{Location, Piece, Table};
 use super::{Log, Part, RESERVE_SEGMENTS};
 use crate::layout::{Body, Entry, PartHead, PartRef, SUM_BYTES, blocks_up};
-use crate::sabotage::sabotaged;
+use crate::mutant::is_mutant;
 use crate::types::{Answer, AppendError, OpId, Record, RecordId, Span};
 
 /// The maximum number of additional parts of a record, where other entries took space in its segments.
@@ -196,7 +196,7 @@ impl Log {
         let part_bytes = || self.table.open_part_bytes(payload_bytes).unwrap_or(0);
         let held_bytes = || self.kept_bytes() + self.table.shape.held_footprint(payload_bytes);
         !record.protected
-            && !sabotaged!(self.config.sabotage, PadSegments)
+            && !is_mutant!(self.config.mutant, PadSegments)
             && self.table.free_segments() >= RESERVE_SEGMENTS
             && !self.table.open_fits(extent, compact)
             && part_bytes() >= self.table.shape.part_bytes_min()
@@ -269,7 +269,7 @@ impl Log {
 
     /// Writes the heads of records whose parts are all durable.
     pub(super) fn pump_heads(&mut self) {
-        let early = sabotaged!(self.config.sabotage, HeadBeforeParts);
+        let early = is_mutant!(self.config.mutant, HeadBeforeParts);
         for (ticket, op) in self.spans.complete(early) {
             if !self.ops.is_writing(op) {
                 self.abort(ticket, AppendError::Cancelled);

@@ -11,7 +11,7 @@ use super::{Config, Log, Part, RESERVE_SEGMENTS};
 use crate::layout::{
     BLOCK, Body, Entry, Note, PartHead, PartRef, SUM_BYTES, SegmentHead, Trailer, blocks_up,
 };
-use crate::sabotage::{Sabotage, sabotaged};
+use crate::mutant::{Mutant, is_mutant};
 use crate::types::{Generation, Left, Name, Record, RecordId};
 
 /// The location of an entry: of its newest copy.
@@ -174,7 +174,7 @@ impl Segment {
 /// The records, tombstones and segments of a log, and the sums that are derived from them.
 #[derive(Debug)]
 pub(super) struct Table {
-    pub(super) sabotage: Sabotage,
+    pub(super) mutant: Mutant,
     pub(super) log: u64,
     pub(super) shape: Shape,
     pub(super) segments: Vec<Segment>,
@@ -204,7 +204,7 @@ pub(super) struct Table {
 impl Table {
     pub(super) fn new(config: &Config) -> Self {
         Self {
-            sabotage: config.sabotage,
+            mutant: config.mutant,
             log: config.log,
             shape: Shape::default(),
             segments: Vec::new(),
@@ -409,7 +409,7 @@ impl Table {
             return None;
         }
         if let Some(number) = self.open {
-            let early = sabotaged!(self.sabotage, WriteBeforeHead);
+            let early = is_mutant!(self.mutant, WriteBeforeHead);
             let segment = self.segment(number);
             if segment.state == State::Opening && !early {
                 return None;
@@ -564,7 +564,7 @@ impl Table {
     pub(super) fn erased(&mut self, victim: u32) {
         let ids = std::mem::take(&mut self.segment(victim).ids);
         self.forget_copies(&ids);
-        let reuse = sabotaged!(self.sabotage, ReuseUnderReaders);
+        let reuse = is_mutant!(self.mutant, ReuseUnderReaders);
         let segment = self.segment(victim);
         let readers = segment.readers;
         *segment = Segment::free();

@@ -11,7 +11,7 @@ use super::shape::Shape;
 use super::table::{Live, Location, State, Table, Tombstone};
 use super::{Done, Health, Log, Part};
 use crate::layout::{Body, Entry, NOTES_BYTES_MAX, Note, PartRef, blocks_up};
-use crate::sabotage::sabotaged;
+use crate::mutant::is_mutant;
 use crate::types::{Answer, AppendError, Event, Left, OpId, RecordId, Span};
 
 /// Writes that have ended, and those that the current sync makes durable.
@@ -135,7 +135,7 @@ impl Log {
         if !matches!(self.health, Health::Ready) {
             return;
         }
-        let early = matches!(commit, Commit::Batch(_)) && sabotaged!(self.config.sabotage, AnswerBeforeSync);
+        let early = matches!(commit, Commit::Batch(_)) && is_mutant!(self.config.mutant, AnswerBeforeSync);
         match early {
             true => self.commit(commit),
             false => self.syncs.push(commit),
@@ -145,12 +145,12 @@ impl Log {
     pub(super) fn sync_done(&mut self, result: Done) {
         let commits = self.syncs.end();
         if let Done::Failed(fault) = result
-            && !sabotaged!(self.config.sabotage, IgnoreFailedSync)
+            && !is_mutant!(self.config.mutant, IgnoreFailedSync)
         {
             return self.fail(fault);
         }
         commits.into_iter().for_each(|commit| self.commit(commit));
-        if sabotaged!(self.config.sabotage, SyncCoversLater) {
+        if is_mutant!(self.config.mutant, SyncCoversLater) {
             self.syncs.take_written().into_iter().for_each(|commit| self.commit(commit));
         }
     }
@@ -203,7 +203,7 @@ impl Log {
             Some(Kind::AppendWriting { cancelled }) => Some(*cancelled),
             _ => None,
         };
-        let keep = sabotaged!(self.config.sabotage, KeepCancelled);
+        let keep = is_mutant!(self.config.mutant, KeepCancelled);
         let there = self.table.newest(&record.name);
         let refusal = match (cancelled, there) {
             (None, _) if !keep => Some(AppendError::TimedOut),
@@ -227,7 +227,7 @@ impl Log {
             // The older generation is removed now. The newer is answered when the tombstone is durable.
             Some((older, _)) => {
                 self.delete(older, Some(Waiter(op)), Some(Left::Superseded));
-                if sabotaged!(self.config.sabotage, AnswerBeforeSuperseded) {
+                if is_mutant!(self.config.mutant, AnswerBeforeSuperseded) {
                     self.note_durable(op);
                 }
             }

@@ -7,8 +7,8 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 use tiffin_ssd::{
-    Answer, Config, Done, Effect, Event, Generation, Input, Into, IoId, Left, Limits, Log, Name, OpId,
-    Record, RecordId, SUM_BYTES, Sabotage, Span, shape,
+    Answer, Config, Done, Effect, Event, Generation, Input, Into, IoId, Left, Limits, Log, Mutant, Name,
+    OpId, Record, RecordId, SUM_BYTES, Span, shape,
 };
 
 const KIB: u64 = 1 << 10;
@@ -27,8 +27,8 @@ struct Filling {
 }
 
 impl Filling {
-    fn open(budget_bytes: u64, segment_bytes: Option<u64>, sabotage: Sabotage) -> Self {
-        let config = Config { log: 1, budget_bytes, segment_bytes, limits: Limits::default(), sabotage };
+    fn open(budget_bytes: u64, segment_bytes: Option<u64>, mutant: Mutant) -> Self {
+        let config = Config { log: 1, budget_bytes, segment_bytes, limits: Limits::default(), mutant };
         let (log, effects) = Log::open(config);
         let (ios, kept, sizes) = Default::default();
         let mut filling = Self { log, ios, kept, sizes, evicted: 0, next_op: 1, protected: false };
@@ -95,7 +95,7 @@ impl Filling {
 
 /// The percentage of a disk that records of one size take when the next one evicts.
 fn filled_percent(budget_bytes: u64, payload_bytes: u64) -> u64 {
-    let mut filling = Filling::open(budget_bytes, None, Sabotage::None);
+    let mut filling = Filling::open(budget_bytes, None, Mutant::None);
     let mut live_bytes = 0;
     while filling.evicted == 0 {
         live_bytes = filling.log.stats().live_bytes;
@@ -130,7 +130,7 @@ fn records_of_any_size_fill_a_disk() {
 
 #[test]
 fn disk_stays_half_unused_without_cuts() {
-    let mut filling = Filling::open(1024 * MIB, None, Sabotage::PadSegments);
+    let mut filling = Filling::open(1024 * MIB, None, Mutant::PadSegments);
     while filling.evicted == 0 {
         filling.append(9 * MIB);
         filling.settle(0);
@@ -149,7 +149,7 @@ fn reading_records_evicts_none() {
         (64 * MIB, Some(2 * MIB), MIB),
     ] {
         for appends in [0, 1, 20, 50] {
-            let mut filling = Filling::open(budget_bytes, segment_bytes, Sabotage::None);
+            let mut filling = Filling::open(budget_bytes, segment_bytes, Mutant::None);
             for _ in 0..50 {
                 filling.append(payload_bytes);
                 filling.settle(appends);
@@ -168,7 +168,7 @@ fn reading_records_evicts_none() {
 /// Appends a record that leaves `rest` KiB of the first segment of 2 MiB, and one that does not fit there.
 /// True if the second is cut.
 fn is_cut(segments: u64, rest: u64, protected: bool) -> bool {
-    let mut filling = Filling::open(MIB + segments * 2 * MIB, Some(2 * MIB), Sabotage::None);
+    let mut filling = Filling::open(MIB + segments * 2 * MIB, Some(2 * MIB), Mutant::None);
     // Beside the payload there are two heads.
     filling.append(2 * MIB - (rest + 8) * KIB);
     filling.settle(0);

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use tiffin_ssd::sim::{Output, Rig, SECTOR, SimDisk};
 use tiffin_ssd::{
-    Answer, Config, Generation, Input, Limits, Name, OpId, Record, RecordId, Sabotage, Span, VERSION,
+    Answer, Config, Generation, Input, Limits, Mutant, Name, OpId, Record, RecordId, Span, VERSION,
 };
 
 const VERSION_1: &str = include_str!("data/version-1.txt");
@@ -34,8 +34,8 @@ fn disk(text: &str) -> SimDisk {
 }
 
 fn open(disk: SimDisk, budget_bytes: u64) -> Rig {
-    let (limits, sabotage) = (Limits::default(), Sabotage::None);
-    let config = Config { log: 9, budget_bytes, segment_bytes: None, limits, sabotage };
+    let (limits, mutant) = (Limits::default(), Mutant::None);
+    let config = Config { log: 9, budget_bytes, segment_bytes: None, limits, mutant };
     let mut rig = Rig::open(config, disk);
     rig.settle(0);
     rig

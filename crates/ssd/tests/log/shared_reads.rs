@@ -7,8 +7,8 @@ use std::sync::Arc;
 
 use tiffin_ssd::sim::{Fate, Output, Rig, SECTOR, SimDisk};
 use tiffin_ssd::{
-    Answer, Config, Event, Fault, FaultKind, Generation, IoId, Left, Limits, Name, OpId, ReadError, Record,
-    RecordId, SUM_BYTES, Sabotage, Span,
+    Answer, Config, Event, Fault, FaultKind, Generation, IoId, Left, Limits, Mutant, Name, OpId, ReadError,
+    Record, RecordId, SUM_BYTES, Span,
 };
 
 const MIB: u64 = 1 << 20;
@@ -28,7 +28,7 @@ impl Bench {
             budget_bytes: MIB + 8 * 4 * MIB,
             segment_bytes: Some(4 * MIB),
             limits: Limits::default(),
-            sabotage: Sabotage::None,
+            mutant: Mutant::None,
         };
         let mut rig = Rig::open(config, SimDisk::new());
         rig.settle(0);

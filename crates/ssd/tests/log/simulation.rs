@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use tiffin_ssd::Sabotage;
+use tiffin_ssd::Mutant;
 
 use crate::support::{fill, play};
 
@@ -68,7 +68,7 @@ const COVERED: &[&str] = &[
 fn answers_hold_through_faults_and_crashes() {
     let mut seen: BTreeMap<String, u64> = BTreeMap::new();
     for seed in 0..30 {
-        match play(seed, Sabotage::None, EVENTS) {
+        match play(seed, Mutant::None, EVENTS) {
             Ok(more) => more.into_iter().for_each(|(what, count)| *seen.entry(what).or_default() += count),
             Err(error) => panic!("seed {seed}: {error}"),
         }
@@ -81,7 +81,7 @@ fn answers_hold_through_faults_and_crashes() {
 #[test]
 fn log_evicts_only_when_nearly_full() {
     for seed in 0..FILLS {
-        if let Err(error) = fill(seed, Sabotage::None) {
+        if let Err(error) = fill(seed, Mutant::None) {
             panic!("seed {seed}: {error}");
         }
     }
@@ -95,25 +95,25 @@ enum Run {
 }
 
 impl Run {
-    fn detects(self, sabotage: Sabotage) -> bool {
+    fn detects(self, mutant: Mutant) -> bool {
         match self {
-            Self::Fill(seed) => fill(seed, sabotage).is_err(),
-            Self::Play(seed) => play(seed, sabotage, EVENTS).is_err(),
+            Self::Fill(seed) => fill(seed, mutant).is_err(),
+            Self::Play(seed) => play(seed, mutant, EVENTS).is_err(),
         }
     }
 }
 
 /// Mutants that the first play does not detect, and a run that did; it is tried first.
-const DETECTED_BY: &[(Sabotage, Run)] = &[
-    (Sabotage::AnswerBeforeSuperseded, Run::Play(5)),
-    (Sabotage::CarryForgotten, Run::Play(1)),
-    (Sabotage::EraseBeforeCarried, Run::Play(41)),
-    (Sabotage::HeadBeforeParts, Run::Play(26)),
-    (Sabotage::IgnoreFailedSync, Run::Play(84)),
-    (Sabotage::PadSegments, Run::Fill(0)),
-    (Sabotage::PreferOlder, Run::Play(5)),
-    (Sabotage::ReuseUnderReaders, Run::Play(36)),
-    (Sabotage::WriteBeforeHead, Run::Play(3)),
+const DETECTED_BY: &[(Mutant, Run)] = &[
+    (Mutant::AnswerBeforeSuperseded, Run::Play(5)),
+    (Mutant::CarryForgotten, Run::Play(1)),
+    (Mutant::EraseBeforeCarried, Run::Play(41)),
+    (Mutant::HeadBeforeParts, Run::Play(26)),
+    (Mutant::IgnoreFailedSync, Run::Play(84)),
+    (Mutant::PadSegments, Run::Fill(0)),
+    (Mutant::PreferOlder, Run::Play(5)),
+    (Mutant::ReuseUnderReaders, Run::Play(36)),
+    (Mutant::WriteBeforeHead, Run::Play(3)),
 ];
 
 #[test]
@@ -126,12 +126,12 @@ fn every_mutant_is_detected() {
     std::thread::scope(|scope| {
         for _ in 0..threads {
             scope.spawn(|| {
-                while let Some(sabotage) = Sabotage::ALL.get(next.fetch_add(1, Ordering::Relaxed)) {
-                    let known = DETECTED_BY.iter().find(|it| it.0 == *sabotage);
+                while let Some(mutant) = Mutant::ALL.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    let known = DETECTED_BY.iter().find(|it| it.0 == *mutant);
                     let first = known.map_or(Run::Play(0), |it| it.1);
                     let others = (0..FILLS_BROKEN).map(Run::Fill).chain((0..80).map(Run::Play));
-                    if !std::iter::once(first).chain(others).any(|run| run.detects(*sabotage)) {
-                        unnoticed.lock().unwrap().push(*sabotage);
+                    if !std::iter::once(first).chain(others).any(|run| run.detects(*mutant)) {
+                        unnoticed.lock().unwrap().push(*mutant);
                     }
                 }
             });

@@ -5,16 +5,16 @@ use std::sync::Arc;
 
 use tiffin_ssd::sim::{Fate, Output, Rig, SimDisk};
 use tiffin_ssd::{
-    Answer, AppendError, Config, Effect, Generation, Input, Limits, Name, OpId, PARTS_MAX, Record, RecordId,
-    SUM_BYTES, Sabotage, Span,
+    Answer, AppendError, Config, Effect, Generation, Input, Limits, Mutant, Name, OpId, PARTS_MAX, Record,
+    RecordId, SUM_BYTES, Span,
 };
 
 const MIB: u64 = 1 << 20;
 const LARGE: u64 = 3 * MIB + 12_345;
 
 fn config(budget_bytes: u64) -> Config {
-    let (limits, sabotage) = (Limits::default(), Sabotage::None);
-    Config { log: 5, budget_bytes, segment_bytes: Some(2 * MIB), limits, sabotage }
+    let (limits, mutant) = (Limits::default(), Mutant::None);
+    Config { log: 5, budget_bytes, segment_bytes: Some(2 * MIB), limits, mutant }
 }
 
 fn open(disk: SimDisk) -> Rig {

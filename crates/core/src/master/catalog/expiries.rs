@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 use super::{Object, ObjectIndex};
 use crate::{
     Tick,
-    sabotage::{Sabotage, sabotaged},
+    mutant::{Mutant, is_mutant},
 };
 
 /// See the module.
@@ -16,13 +16,13 @@ use crate::{
 pub(in crate::master) struct Expiries {
     /// The wall clock at the first tick, in milliseconds since the Unix epoch.
     wall_ms: u64,
-    sabotage: Sabotage,
+    mutant: Mutant,
     listed: BTreeSet<(Tick, u32)>,
 }
 
 impl Expiries {
-    pub(super) fn new(wall_ms: u64, sabotage: Sabotage) -> Self {
-        Self { wall_ms, sabotage, listed: BTreeSet::new() }
+    pub(super) fn new(wall_ms: u64, mutant: Mutant) -> Self {
+        Self { wall_ms, mutant, listed: BTreeSet::new() }
     }
 
     pub(super) fn wall_ms(&self) -> u64 {
@@ -65,7 +65,7 @@ impl Expiries {
     }
 
     fn end_of(&self, object: &Object) -> Option<Tick> {
-        let is_pinned = object.hard_pin() && !sabotaged!(self.sabotage, ExpirePinned);
+        let is_pinned = object.hard_pin() && !is_mutant!(self.mutant, ExpirePinned);
         object.expires(self.wall_ms).filter(|_| !is_pinned)
     }
 }

@@ -32,8 +32,8 @@ use crate::{
     Generation, Key, SlotRef, Tick,
     attributes::Attributes,
     message::{OWNERS_MAX, OwnerStat},
+    mutant::{Mutant, is_mutant},
     names::{NIL, Names},
-    sabotage::{Sabotage, sabotaged},
 };
 
 /// The index of a node in the master's table. Reused only after all references to it are gone.
@@ -135,8 +135,8 @@ fn subtract(owners: &mut Owners, owner: (NamespaceIndex, String), len: u64) {
 
 impl Namespace {
     /// Those that take turns together: all namespaces that a token has used last, or this one.
-    pub(super) fn turn_group(&self, sabotage: Sabotage) -> TurnGroup {
-        let token = self.token.filter(|_| !sabotaged!(sabotage, TurnsOfEachNamespace));
+    pub(super) fn turn_group(&self, mutant: Mutant) -> TurnGroup {
+        let token = self.token.filter(|_| !is_mutant!(mutant, TurnsOfEachNamespace));
         // Namespaces have fewer bits, so that no token has the number of one.
         TurnGroup(token.map_or(self.index.number(), |it| it.0 | 1 << 63))
     }
@@ -224,7 +224,7 @@ pub(super) struct TierChange {
 
 impl Catalog {
     /// `wall_ms` is the wall clock at the first tick.
-    pub(super) fn new(hash_seed: u64, wall_ms: u64, sabotage: Sabotage) -> Self {
+    pub(super) fn new(hash_seed: u64, wall_ms: u64, mutant: Mutant) -> Self {
         Self {
             hash_seed,
             names: Names::default(),
@@ -234,7 +234,7 @@ impl Catalog {
             free_positions: VecDeque::new(),
             namespace_names: BTreeMap::new(),
             soft: BTreeSet::new(),
-            expiries: Expiries::new(wall_ms, sabotage),
+            expiries: Expiries::new(wall_ms, mutant),
             pins: BTreeSet::new(),
             owners: Owners::new(),
             pins_of_tokens: BTreeMap::new(),
@@ -587,8 +587,8 @@ impl Catalog {
 
     /// The node of a copy that was being written is disconnected. It may have the copy, which keeps the
     /// object.
-    pub(super) fn set_unheard(&mut self, index: ObjectIndex, node: NodeIndex) {
-        self.change_replicas(index, |object| object.set_unheard(node));
+    pub(super) fn set_unconfirmed(&mut self, index: ObjectIndex, node: NodeIndex) {
+        self.change_replicas(index, |object| object.set_unconfirmed(node));
     }
 
     /// Removes the copy on one node, and the object with its last copy.

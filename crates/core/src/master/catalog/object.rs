@@ -45,7 +45,7 @@ enum CopyState {
     Pending,
     /// It is written, but its node was disconnected before it could report that it is committed. It cannot
     /// be read until the node returns.
-    Unheard,
+    Unconfirmed,
     /// It can be read, and a disk is reading it. Its memory cannot be reused before that ends, even if the
     /// object is removed.
     Demoting,
@@ -77,7 +77,7 @@ impl Replica {
     }
 
     fn is_pending(&self) -> bool {
-        matches!(self.state, CopyState::Pending | CopyState::Unheard)
+        matches!(self.state, CopyState::Pending | CopyState::Unconfirmed)
     }
 
     /// Whether its member has it, or may have it: a disk that is writing it may be done already.
@@ -326,9 +326,9 @@ impl Object {
     }
 
     /// The node of a copy that was being written is disconnected, and may have it.
-    pub(super) fn set_unheard(&mut self, node: NodeIndex) {
+    pub(super) fn set_unconfirmed(&mut self, node: NodeIndex) {
         if let Some(replica) = self.on_mut(node).filter(|it| it.is_pending()) {
-            replica.state = CopyState::Unheard;
+            replica.state = CopyState::Unconfirmed;
         }
     }
 

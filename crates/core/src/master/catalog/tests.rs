@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::{SlotId, Stamp, sabotage::Sabotage};
+use crate::{SlotId, Stamp, mutant::Mutant};
 
 const NODE: NodeIndex = NodeIndex(0);
 const OTHER: NodeIndex = NodeIndex(1);
@@ -38,7 +38,7 @@ fn victims(catalog: &mut Catalog, now: u64, rules: Eviction) -> Vec<String> {
 
 #[test]
 fn least_recently_used_object_is_evicted_first() {
-    let mut catalog = Catalog::new(0, 0, Sabotage::default());
+    let mut catalog = Catalog::new(0, 0, Mutant::default());
     for (name, now) in [("a", 1), ("b", 2), ("c", 3)] {
         put(&mut catalog, now, name, false, 0);
     }
@@ -49,7 +49,7 @@ fn least_recently_used_object_is_evicted_first() {
 
 #[test]
 fn eviction_respects_leases_and_pins() {
-    let mut catalog = Catalog::new(0, 0, Sabotage::default());
+    let mut catalog = Catalog::new(0, 0, Mutant::default());
     let leased = put(&mut catalog, 1, "leased", false, 0);
     put(&mut catalog, 2, "pinned", true, 0);
     put(&mut catalog, 3, "soft", false, 1_000);
@@ -64,7 +64,7 @@ fn eviction_respects_leases_and_pins() {
 
 #[test]
 fn expired_soft_pin_does_not_protect() {
-    let mut catalog = Catalog::new(0, 0, Sabotage::default());
+    let mut catalog = Catalog::new(0, 0, Mutant::default());
     put(&mut catalog, 1, "soft", false, 100);
     catalog.end_soft_pins(Tick(99));
     assert_eq!(catalog.soft_pinned(), 1);
@@ -74,7 +74,7 @@ fn expired_soft_pin_does_not_protect() {
 
 #[test]
 fn object_is_removed_with_its_last_replica() {
-    let mut catalog = Catalog::new(0, 0, Sabotage::default());
+    let mut catalog = Catalog::new(0, 0, Mutant::default());
     let index = put(&mut catalog, 1, "a", false, 0);
     catalog.drop_replica(index, NODE);
     assert_eq!(catalog.get(index).unwrap().replicas().collect::<Vec<_>>(), [(OTHER, slot_ref(1))]);
@@ -89,7 +89,7 @@ proptest! {
     /// Compared with a model, a sorted list of (touched, name).
     #[test]
     fn eviction_follows_the_order_of_use(steps in prop::collection::vec((0u8..4, 0u8..12), 1..120)) {
-        let mut catalog = Catalog::new(7, 0, Sabotage::default());
+        let mut catalog = Catalog::new(7, 0, Mutant::default());
         let mut model: Vec<(u64, u8)> = Vec::new();
         for (now, (what, name)) in (1u64..).zip(steps) {
             let namespace = catalog.intern("default");
@@ -120,7 +120,7 @@ proptest! {
     /// After every step, every list is intact and its ends are correct.
     #[test]
     fn eviction_lists_stay_consistent(steps in prop::collection::vec((0u8..8, 0u8..6, 0u8..2), 1..150)) {
-        let mut catalog = Catalog::new(7, 0, Sabotage::default());
+        let mut catalog = Catalog::new(7, 0, Mutant::default());
         for (now, (what, name, namespace)) in (1u64..).zip(steps) {
             let namespace = catalog.intern(["a", "b"][usize::from(namespace)]);
             let key = Key::new(&[b'a' + name]).unwrap();
@@ -160,7 +160,7 @@ proptest! {
 
 #[test]
 fn quota_eviction_is_limited_to_the_namespace() {
-    let mut catalog = Catalog::new(0, 0, Sabotage::default());
+    let mut catalog = Catalog::new(0, 0, Mutant::default());
     for now in 1..10_000 {
         put(&mut catalog, now, &format!("other {now}"), false, 0);
     }
@@ -181,7 +181,7 @@ fn quota_eviction_is_limited_to_the_namespace() {
 
 #[test]
 fn batch_lookup_equals_single_lookups() {
-    let mut catalog = Catalog::new(3, 0, Sabotage::default());
+    let mut catalog = Catalog::new(3, 0, Mutant::default());
     let namespace = catalog.intern("default");
     for now in 1..=200 {
         put(&mut catalog, now, &format!("key {now}"), false, 0);

@@ -15,7 +15,7 @@ use crate::{
     ClusterId, ConnId, EPOCH_MAX, RequestId,
     master::{Master, MasterConfig, Notice, refuse},
     message::{Reason, Register, Reply},
-    sabotage::sabotaged,
+    mutant::is_mutant,
 };
 
 /// Maximum number of ids of one cluster.
@@ -58,7 +58,7 @@ impl Cluster {
 
     /// Whether a member with this id may register. `None` if it may not, else whether the ids have changed.
     fn admit(&mut self, config: &MasterConfig, id: ClusterId) -> Option<bool> {
-        let knows_all = sabotaged!(config.sabotage, JoinAnyCluster);
+        let knows_all = is_mutant!(config.mutant, JoinAnyCluster);
         let Some(id) = id.known().filter(|it| !self.ids.contains(it) && !knows_all) else {
             let is_first = self.ids.is_empty();
             if is_first {

@@ -14,7 +14,7 @@
 
 use std::collections::VecDeque;
 
-use tiffin_types::sabotage::sabotaged;
+use tiffin_types::mutant::is_mutant;
 
 use super::Context;
 use crate::{
@@ -54,7 +54,7 @@ impl Context {
             Effect::Reply(_, _, reply) => !says_something_of_names(reply),
             _ => true,
         };
-        let is_free = !self.config.confirms || sabotaged!(self.config.sabotage, AnswerUnconfirmed);
+        let is_free = !self.config.confirms || is_mutant!(self.config.mutant, AnswerUnconfirmed);
         if is_free || is_certain {
             return self.effects.push_back(effect);
         }
@@ -71,7 +71,7 @@ impl Context {
 
     /// This master led after that confirmation was requested.
     pub(in crate::master) fn confirmed(&mut self, round: u64) {
-        let is_any = sabotaged!(self.config.sabotage, ConfirmLater);
+        let is_any = is_mutant!(self.config.mutant, ConfirmLater);
         while self.confirming.held.front().is_some_and(|(at, _)| *at <= round || is_any) {
             self.effects.extend(self.confirming.held.pop_front().map(|(_, effect)| effect));
         }

@@ -17,7 +17,7 @@ use crate::{
         refuse,
     },
     message::{Guarantee, PolicyChange, Reason, Reply},
-    sabotage::sabotaged,
+    mutant::is_mutant,
 };
 
 /// Maximum number of namespaces with a guaranteed minimum: every put looks at each of them.
@@ -25,7 +25,7 @@ pub(in crate::master) const GUARANTEES_MAX: usize = 64;
 
 /// Memory on a node that an object of this namespace must leave free, because others have a right to it.
 pub(in crate::master) fn kept_from(cx: &Context, namespace: NamespaceIndex, node: NodeIndex) -> u64 {
-    if cx.quotas.guaranteed().is_empty() || sabotaged!(cx.config.sabotage, TakeGuaranteed) {
+    if cx.quotas.guaranteed().is_empty() || is_mutant!(cx.config.mutant, TakeGuaranteed) {
         return 0;
     }
     let others = cx.quotas.guaranteed().keys().filter(|it| **it != namespace);
@@ -76,15 +76,15 @@ pub(in crate::master) fn is_within_share(cx: &Context, caller: &Caller, space: u
     }
     let memory = cx.members.iter().filter(|(_, it)| it.standing == Standing::Ready && !it.is_disk());
     let capacity = memory.map(|(_, it)| it.usage.capacity).fold(0, u64::saturating_add);
-    let token = caller.token.filter(|_| !sabotaged!(cx.config.sabotage, ShareOfEachClient));
+    let token = caller.token.filter(|_| !is_mutant!(cx.config.mutant, ShareOfEachClient));
     cx.quotas.is_within_share((caller.client, token), space, capacity)
-        || sabotaged!(cx.config.sabotage, ReserveEverything)
+        || is_mutant!(cx.config.mutant, ReserveEverything)
 }
 
 /// Whether objects of other namespaces must not be evicted there for one of this namespace: those that
 /// use no more than their part. For each of the others with a minimum: how much may leave.
 pub(in crate::master) fn spared_from(cx: &Context, namespace: NamespaceIndex, node: NodeIndex) -> Spared {
-    if cx.quotas.guaranteed().is_empty() || sabotaged!(cx.config.sabotage, EvictGuaranteed) {
+    if cx.quotas.guaranteed().is_empty() || is_mutant!(cx.config.mutant, EvictGuaranteed) {
         return Spared::default();
     }
     let others = cx.quotas.guaranteed().keys().filter(|it| **it != namespace);

@@ -38,7 +38,7 @@ use crate::{
     message::{
         Demotion, Evicted, Evictions, Found, MasterToMember, NodeInfo, Record, Reply, Retire, Settle, Usage,
     },
-    sabotage::sabotaged,
+    mutant::is_mutant,
 };
 
 /// Maximum number of copies that one message retires, so that a large one does not delay others.
@@ -83,7 +83,7 @@ pub(in crate::master) struct Context {
 
 impl Context {
     pub(in crate::master) fn new(config: MasterConfig) -> Self {
-        let mut catalog = Catalog::new(config.hash_seed, config.wall_ms, config.sabotage);
+        let mut catalog = Catalog::new(config.hash_seed, config.wall_ms, config.mutant);
         if config.events {
             catalog.note_tiers();
         }
@@ -152,7 +152,7 @@ impl Context {
     /// Makes a node process the publications in its socket, unless it was asked a moment ago. Any request
     /// has that effect.
     pub(in crate::master) fn poll_node(&mut self, node: NodeIndex) {
-        let member = self.members.get(node).filter(|it| it.ledger_bytes > 0 && it.looks_from <= self.now);
+        let member = self.members.get(node).filter(|it| it.ledger_bytes > 0 && it.polls_from <= self.now);
         if member.is_some() {
             self.poll_node_now(node);
         }
@@ -161,7 +161,7 @@ impl Context {
     pub(in crate::master) fn poll_node_now(&mut self, node: NodeIndex) {
         let Some(member) = self.members.get_mut(node) else { return };
         member.ledger_bytes = 0;
-        member.looks_from = self.now.after(POLL_PAUSE_MS);
+        member.polls_from = self.now.after(POLL_PAUSE_MS);
         self.ask(node, MasterToMember::Settle(Settle::default()), Wait::Settle(Vec::new(), None));
     }
 
@@ -210,7 +210,7 @@ impl Context {
         let (older, newer): (Vec<_>, Vec<_>) = replicas.into_iter().partition(is_older);
         let mut asked = self.retire(older.clone(), Some(op));
         let waits = self.config.durable && !older.is_empty() && !newer.is_empty();
-        if !waits || sabotaged!(self.config.sabotage, RetireTogether) {
+        if !waits || is_mutant!(self.config.mutant, RetireTogether) {
             asked.extend(self.retire(newer, Some(op)));
             return asked;
         }
@@ -268,7 +268,7 @@ impl Context {
         let Some(member) = self.members.get_mut(node) else { return };
         member.withdrawn.extend(&slot_refs);
         if let Some(conn) = member.conn
-            && !sabotaged!(self.config.sabotage, AnswerUnwithdrawn)
+            && !is_mutant!(self.config.mutant, AnswerUnwithdrawn)
         {
             self.effects.push_back(Effect::Withdraw(conn, slot_refs));
         }
@@ -302,7 +302,7 @@ impl Context {
     /// The copies of replaced objects of this name whose retires wait for their successor. With the successor
     /// they must be removed: otherwise a restarted master takes them for objects.
     pub(in crate::master) fn held_copies(&self, name: &Name) -> Vec<(NodeIndex, SlotRef)> {
-        if self.held_retires.is_empty() || sabotaged!(self.config.sabotage, KeepHeldCopies) {
+        if self.held_retires.is_empty() || is_mutant!(self.config.mutant, KeepHeldCopies) {
             return Vec::new();
         }
         let pending = self.pending_retires.of(name.namespace, &name.key);
@@ -323,7 +323,7 @@ impl Context {
     /// Whether the object of one of these copies was removed, in this epoch or, as saved, in an earlier one.
     pub(in crate::master) fn was_removed(&self, copies: &[(NodeIndex, SlotRef)]) -> bool {
         let is_owed = |(node, slot_ref): &(NodeIndex, SlotRef)| {
-            self.members.get(*node).is_some_and(|it| it.owes(*slot_ref) || it.told_owed.contains(slot_ref))
+            self.members.get(*node).is_some_and(|it| it.owes(*slot_ref) || it.sent_owed.contains(slot_ref))
         };
         self.pending_retires.has_any(copies) || copies.iter().any(is_owed)
     }
@@ -356,9 +356,9 @@ impl Context {
     }
 
     /// A message of the node arrived, so the node is not silent.
-    pub(in crate::master) fn hear(&mut self, node: NodeIndex) {
+    pub(in crate::master) fn note_message(&mut self, node: NodeIndex) {
         let Some(member) = self.members.get_mut(node) else { return };
-        member.heard = self.now;
+        member.last_message = self.now;
         if member.standing == Standing::Silent {
             member.standing = Standing::Ready;
             let name = member.info.name.clone();
@@ -402,14 +402,14 @@ impl Context {
         caller: &Caller,
         bytes: usize,
     ) -> Result<(), Box<Reply>> {
-        self.waiting.enter(op, asked, (caller, bytes), self.config.limits, self.config.sabotage)
+        self.waiting.enter(op, asked, (caller, bytes), self.config.limits, self.config.mutant)
     }
 
     /// Bytes that a namespace uses, with reservations, and removed objects that are still in view.
     pub(in crate::master) fn used(&self, namespace: NamespaceIndex) -> u64 {
         let committed = self.catalog.namespace(namespace).map_or(0, |it| it.committed);
         let held =
-            if sabotaged!(self.config.sabotage, ViewForFree) { 0 } else { guarantees::held(self, namespace) };
+            if is_mutant!(self.config.mutant, ViewForFree) { 0 } else { guarantees::held(self, namespace) };
         committed.saturating_add(self.quotas.granted(namespace)).saturating_add(held)
     }
 
@@ -468,7 +468,7 @@ impl Context {
     /// Bytes that the namespace may use in addition without evictions.
     pub(in crate::master) fn quota_left(&self, namespace: NamespaceIndex) -> u64 {
         let limit = self.quota(namespace);
-        let limit = limit.filter(|_| !sabotaged!(self.config.sabotage, IgnoreQuota));
+        let limit = limit.filter(|_| !is_mutant!(self.config.mutant, IgnoreQuota));
         limit.map_or(u64::MAX, |limit| limit.saturating_sub(self.used(namespace)))
     }
 
@@ -481,7 +481,7 @@ impl Context {
     /// Whether a lease protects an object from a delete that is not forced.
     pub(in crate::master) fn lease_refuses(&self, index: ObjectIndex, force: bool) -> bool {
         let leased = self.catalog.get(index).is_some_and(|it| it.leased(self.now));
-        self.config.strict_leases && !force && leased && !sabotaged!(self.config.sabotage, RemoveLeased)
+        self.config.strict_leases && !force && leased && !is_mutant!(self.config.mutant, RemoveLeased)
     }
 
     /// Whether a member can be read from and written to.

@@ -7,7 +7,7 @@
 //! retires of the older ones of its name. A put that needs the memory of such an object waits as long.
 
 use super::Context;
-use crate::{SlotRef, master::catalog::NodeIndex, message::MasterToMember, sabotage::sabotaged};
+use crate::{SlotRef, master::catalog::NodeIndex, message::MasterToMember, mutant::is_mutant};
 
 impl Context {
     /// The copies of an object are removed, and are retired once it is saved that other nodes owe the retires
@@ -20,7 +20,7 @@ impl Context {
         // A node applies its retires in the order in which they were sent.
         let waits = copies.iter().any(|(node, _)| older.iter().any(|it| it.0 != *node));
         let Some(version) = waits.then(|| self.owe_older(older)).flatten() else { return };
-        self.pending_retires.tell_after(copies, version);
+        self.pending_retires.retire_after(copies, version);
         for (node, _) in copies {
             let member = self.members.get_mut(*node);
             member.into_iter().for_each(|it| it.frees_at = it.frees_at.max(version));
@@ -48,13 +48,13 @@ impl Context {
 
     /// The version of the state that must be synced before a node gets a request.
     pub(super) fn sent_after(&self, node: NodeIndex, request: &MasterToMember) -> Option<u64> {
-        let sabotage = self.config.sabotage;
+        let mutant = self.config.mutant;
         let version = match request {
-            MasterToMember::Retire(it) if !sabotaged!(sabotage, TellEarly) => {
-                self.pending_retires.told_after(node, &it.slot_refs)?
+            MasterToMember::Retire(it) if !is_mutant!(mutant, TellEarly) => {
+                self.pending_retires.retired_after(node, &it.slot_refs)?
             }
             // The memory of what is not retired yet is not free yet.
-            MasterToMember::Allocate(_) if !sabotaged!(sabotage, AllocateFirst) => {
+            MasterToMember::Allocate(_) if !is_mutant!(mutant, AllocateFirst) => {
                 self.members.get(node)?.frees_at
             }
             _ => return None,

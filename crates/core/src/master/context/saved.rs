@@ -28,7 +28,7 @@ use crate::{
         refuse,
     },
     message::{Policy, PolicyChange, Reason, Reply},
-    sabotage::sabotaged,
+    mutant::is_mutant,
 };
 
 /// Maximum number of namespaces that have a policy.
@@ -88,9 +88,9 @@ impl Context {
             namespace: self.catalog.namespace_name(namespace).to_owned(),
             policy: policy.clone(),
         });
-        let policies = policies.filter(|_| !sabotaged!(self.config.sabotage, ForgetPolicies));
+        let policies = policies.filter(|_| !is_mutant!(self.config.mutant, ForgetPolicies));
         let clusters = self.cluster.ids();
-        let clusters = if sabotaged!(self.config.sabotage, ForgetCluster) { &[] } else { clusters };
+        let clusters = if is_mutant!(self.config.mutant, ForgetCluster) { &[] } else { clusters };
         Saved {
             epoch: self.config.epoch,
             members: recorded.map(|(_, it)| self.saved_member(it)).collect(),
@@ -101,8 +101,8 @@ impl Context {
     }
 
     fn saved_member(&self, member: &Member) -> SavedMember {
-        let forgets_owed = sabotaged!(self.config.sabotage, ForgetOwed);
-        let owed = member.owed.iter().chain(&member.told_owed).chain(&member.retiring);
+        let forgets_owed = is_mutant!(self.config.mutant, ForgetOwed);
+        let owed = member.owed.iter().chain(&member.sent_owed).chain(&member.retiring);
         SavedMember::of(&member.info).owing(owed.filter(|_| !forgets_owed))
     }
 
@@ -163,13 +163,13 @@ impl Context {
     /// now, the object would return.
     pub(in crate::master) fn may_return(&self, namespace: NamespaceIndex, key: &Key) -> bool {
         let version = self.pending_retires.removed_after(namespace, key);
-        version.is_some_and(|it| self.saving.synced <= it) && !sabotaged!(self.config.sabotage, TellUnsaved)
+        version.is_some_and(|it| self.saving.synced <= it) && !is_mutant!(self.config.mutant, TellUnsaved)
     }
 
     /// Answers once what was to be saved before is synced. With several masters that write may have begun
     /// before this answer was decided, and confirms nothing: another one does.
     pub(in crate::master) fn reply_when_synced(&mut self, conn: ConnId, id: RequestId, reply: Reply) {
-        if self.config.confirms && !sabotaged!(self.config.sabotage, AnswerDeposed) {
+        if self.config.confirms && !is_mutant!(self.config.mutant, AnswerDeposed) {
             return self.reply_when_saved(conn, id, reply);
         }
         self.when_saved(self.saving.version, Effect::Reply(conn, id, reply));
@@ -178,7 +178,7 @@ impl Context {
     /// Confirms a registration once the roster that contains the node is synced.
     pub(in crate::master) fn registered_when_saved(&mut self, node: NodeIndex, conn: ConnId, id: RequestId) {
         let is_synced = self.saving.synced >= self.saving.version;
-        if is_synced || !self.config.durable || sabotaged!(self.config.sabotage, CountUnsaved) {
+        if is_synced || !self.config.durable || is_mutant!(self.config.mutant, CountUnsaved) {
             return self.answer_registered(node, conn, id);
         }
         self.saving.held.push_back((self.saving.version, UnsavedAnswer::Registered(node, conn, id)));
@@ -223,7 +223,7 @@ impl Master {
         }
         saved.forgotten.into_iter().for_each(|it| o.cx.members.forget(it));
         for member in saved.members {
-            if !sabotaged!(o.cx.config.sabotage, ForgetRoster) {
+            if !is_mutant!(o.cx.config.mutant, ForgetRoster) {
                 let owed = member.owed_slot_refs();
                 o.reports.expect(&mut o.cx, member.info(), owed, true);
             }
@@ -232,7 +232,7 @@ impl Master {
             let owed = member.owed_slot_refs();
             o.reports.expect(&mut o.cx, member.info(), owed, false);
         }
-        o.reports.tell_awaited(&mut o.cx);
+        o.reports.note_awaited(&mut o.cx);
     }
 
     pub(in crate::master) fn set_policy(
@@ -251,11 +251,8 @@ impl Master {
             return self.objects.cx.reply(conn, id, refusal);
         }
         let before = self.objects.cx.quotas.policy(namespace).cloned().unwrap_or_default();
-        let before = if sabotaged!(self.objects.cx.config.sabotage, ReplacePolicy) {
-            Policy::default()
-        } else {
-            before
-        };
+        let before =
+            if is_mutant!(self.objects.cx.config.mutant, ReplacePolicy) { Policy::default() } else { before };
         self.objects.cx.quotas.set_policy(namespace, before.changed(change));
         self.objects.cx.quotas.note_change();
         self.objects.tier.wake();

@@ -14,8 +14,8 @@ use crate::{
         pending_retires::Name,
     },
     message::{Cause, Gone, Why},
+    mutant::{Mutant, is_mutant},
     names::Names,
-    sabotage::{Sabotage, sabotaged},
 };
 
 /// Maximum number of removals that are remembered. A power of two.
@@ -34,7 +34,7 @@ pub(in crate::master) struct History {
     bytes: usize,
     /// Number of removals that were forgotten because there were too many, or because they were too long.
     forgotten: (u64, u64),
-    sabotage: Sabotage,
+    mutant: Mutant,
 }
 
 #[derive(Debug)]
@@ -60,8 +60,8 @@ impl Past {
 }
 
 impl History {
-    pub(in crate::master) fn new(sabotage: Sabotage) -> Self {
-        Self { sabotage, ..Self::default() }
+    pub(in crate::master) fn new(mutant: Mutant) -> Self {
+        Self { mutant, ..Self::default() }
     }
 
     /// Records a removal. `hash` is the catalog's hash of the name.
@@ -173,7 +173,7 @@ impl History {
     fn limit_bytes(&mut self) {
         while self.bytes > HISTORY_BYTES_MAX
             && self.past.len() > 1
-            && !sabotaged!(self.sabotage, RememberAnySize)
+            && !is_mutant!(self.mutant, RememberAnySize)
         {
             self.forget_oldest();
             self.forgotten.1 += 1;
@@ -205,9 +205,9 @@ mod tests {
     }
 
     impl Bench {
-        fn new(sabotage: Sabotage) -> Self {
-            let namespace = Catalog::new(0, 0, sabotage).intern("default");
-            Self { history: History::new(sabotage), namespace }
+        fn new(mutant: Mutant) -> Self {
+            let namespace = Catalog::new(0, 0, mutant).intern("default");
+            Self { history: History::new(mutant), namespace }
         }
 
         /// Names differ by their number; all hashes collide.
@@ -232,7 +232,7 @@ mod tests {
 
     #[test]
     fn history_finds_the_newest_removal_of_a_name() {
-        let mut bench = Bench::new(Sabotage::None);
+        let mut bench = Bench::new(Mutant::None);
         (0..3 * HISTORY_MAX as u64).for_each(|at| bench.note(at as usize % 1000, 8, at));
         assert_eq!((bench.history.len(), bench.history.forgotten()), (HISTORY_MAX, 2 * HISTORY_MAX as u64));
         let last = 3 * HISTORY_MAX as u64 - 1;
@@ -244,7 +244,7 @@ mod tests {
 
     #[test]
     fn history_has_as_many_removals_as_fit() {
-        let mut bench = Bench::new(Sabotage::None);
+        let mut bench = Bench::new(Mutant::None);
         let each = size_of::<Past>() + KEY_BYTES_MAX;
         let count = HISTORY_BYTES_MAX / each;
         (0..count).for_each(|it| bench.note(it, KEY_BYTES_MAX, 7));
@@ -261,10 +261,10 @@ mod tests {
         assert!(bench.history.bytes() <= HISTORY_BYTES_MAX);
     }
 
-    #[cfg(feature = "sabotage")]
+    #[cfg(feature = "mutants")]
     #[test]
     fn mutant_remembers_removals_of_any_size() {
-        let mut bench = Bench::new(Sabotage::RememberAnySize);
+        let mut bench = Bench::new(Mutant::RememberAnySize);
         (0..33).for_each(|it| bench.note(it, KEY_BYTES_MAX, 7));
         assert!(bench.history.bytes() > HISTORY_BYTES_MAX);
     }

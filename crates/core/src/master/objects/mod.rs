@@ -31,7 +31,7 @@ use super::{
 use crate::{
     ClientId, ConnId, Generation, Key, RequestId, SlotRef,
     message::{Cause, Reply},
-    sabotage::sabotaged,
+    mutant::is_mutant,
 };
 
 /// The copies of an object.
@@ -64,7 +64,7 @@ impl Objects {
             leases: Leases::after(config.first_counter),
             streams: Streams::default(),
             unwritten: Unwritten::default(),
-            history: History::new(config.sabotage),
+            history: History::new(config.mutant),
             departures: Departures::default(),
             reports: Reports::default(),
             has_met_removal: false,
@@ -97,7 +97,7 @@ impl Objects {
         let mut pending = object.map(|it| self.cx.pending_of(it.namespace(), it.key())).unwrap_or_default();
         let mut replicas = self.take_out(index, cause, by);
         pending.retain(|it| !replicas.contains(it));
-        if !sabotaged!(self.cx.config.sabotage, FreeWithoutSurplus) {
+        if !is_mutant!(self.cx.config.mutant, FreeWithoutSurplus) {
             replicas.extend(pending);
         }
         replicas
@@ -187,7 +187,7 @@ impl Objects {
 
     /// The connection of a client broke. The client may reconnect, or has already done so.
     pub(in crate::master) fn client_broke(&mut self, client: ClientId, is_away: bool) {
-        if sabotaged!(self.cx.config.sabotage, LeasesEndWithConnections) {
+        if is_mutant!(self.cx.config.mutant, LeasesEndWithConnections) {
             return self.client_gone(client);
         }
         if is_away && !self.leases.client_away(&self.cx, client) {
@@ -214,7 +214,7 @@ impl Objects {
     /// Frees the consumed samples whose last lease has ended.
     pub(in crate::master) fn free_released(&mut self) {
         for (index, who) in self.leases.take_released() {
-            if sabotaged!(self.cx.config.sabotage, KeepReleased) {
+            if is_mutant!(self.cx.config.mutant, KeepReleased) {
                 continue;
             }
             let gone = take_out_last(self, index, Cause::Consumed, &who);

@@ -10,7 +10,7 @@ use crate::{
         context::guarantees,
     },
     message::{HOLDERS_MAX, Held, Holder, NamespaceStat, Quota},
-    sabotage::sabotaged,
+    mutant::is_mutant,
 };
 
 impl Objects {
@@ -25,7 +25,7 @@ impl Objects {
         may_wait: bool,
     ) -> Result<(), Quota> {
         let Some(limit) = self.cx.quota(namespace) else { return Ok(()) };
-        if sabotaged!(self.cx.config.sabotage, IgnoreQuota) {
+        if is_mutant!(self.cx.config.mutant, IgnoreQuota) {
             return Ok(());
         }
         let soft_pinned_too = self.cx.config.evict_soft_pinned;
@@ -33,7 +33,7 @@ impl Objects {
         let lossless = Eviction { on_disk_only: true, ..rules };
         let wanted = self.cx.used(namespace).saturating_add(need);
         let is_possible = wanted <= limit || wanted - limit <= self.evictable_in(namespace);
-        if !is_possible && !sabotaged!(self.cx.config.sabotage, EvictInVain) {
+        if !is_possible && !is_mutant!(self.cx.config.mutant, EvictInVain) {
             return Err(Quota { used: self.cx.used(namespace), limit, need });
         }
         while self.cx.used(namespace).saturating_add(need) > limit {
@@ -76,7 +76,7 @@ impl Objects {
     ) -> Option<Quota> {
         let limit = self.cx.quota(namespace)?;
         let quota = Quota { used: self.cx.used(namespace), limit, need };
-        let is_ignored = sabotaged!(self.cx.config.sabotage, IgnoreQuota);
+        let is_ignored = is_mutant!(self.cx.config.mutant, IgnoreQuota);
         Some(quota).filter(|it| it.is_never_enough() && !is_ignored)
     }
 

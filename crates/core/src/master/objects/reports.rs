@@ -23,7 +23,7 @@ use crate::master::{
 use crate::{
     Generation, Key, Location, SlotRef,
     message::{ClientToMaster, CommitItem, Decide, NodeInfo, OnExists, PutOptions, Usage},
-    sabotage::sabotaged,
+    mutant::is_mutant,
 };
 
 /// How long a request without a wait time of its own waits for reports.
@@ -37,7 +37,7 @@ pub(in crate::master) struct Reports {
     /// Members that have not reported yet.
     awaited: BTreeSet<NodeIndex>,
     /// Members that were given up before they had reported. They may still bring older objects.
-    unheard: BTreeSet<NodeIndex>,
+    unreported: BTreeSet<NodeIndex>,
     /// A member has reported, was given up or is lost, so deferred requests may continue.
     has_change: bool,
     pub(in crate::master) floors: Floors,
@@ -51,7 +51,7 @@ impl Reports {
 
     /// Whether no member may bring an object of an earlier epoch, and no floor is remembered.
     pub(in crate::master) fn are_over(&self) -> bool {
-        self.are_complete() && self.unheard.is_empty() && self.floors.is_empty()
+        self.are_complete() && self.unreported.is_empty() && self.floors.is_empty()
     }
 
     /// Adds a member that must report.
@@ -64,7 +64,7 @@ impl Reports {
     ) {
         let mut member = Member::new(info, Usage::default(), cx.now);
         member.standing = Standing::Away(cx.now);
-        (member.from_earlier_life, member.is_recorded, member.owed) = (true, is_recorded, owed);
+        (member.from_earlier_epoch, member.is_recorded, member.owed) = (true, is_recorded, owed);
         self.awaited.extend(cx.members.insert(member));
     }
 
@@ -74,7 +74,7 @@ impl Reports {
     }
 
     /// Emits a notice with the members that the master waits for.
-    pub(in crate::master) fn tell_awaited(&self, cx: &mut Context) {
+    pub(in crate::master) fn note_awaited(&self, cx: &mut Context) {
         if !self.are_complete() {
             cx.notice(Notice::AwaitingReports(self.names(cx)));
         }
@@ -83,7 +83,7 @@ impl Reports {
     /// A member has reported, was given up or is lost. Deferred requests continue after this event.
     pub(in crate::master) fn end(&mut self, cx: &mut Context, node: NodeIndex) {
         self.note_change();
-        self.unheard.remove(&node);
+        self.unreported.remove(&node);
         if self.awaited.remove(&node) && self.are_complete() {
             cx.notice(Notice::AllReported);
         }
@@ -92,7 +92,7 @@ impl Reports {
     /// A member is not waited for any more, and has not reported.
     pub(in crate::master) fn give_up(&mut self, cx: &mut Context, node: NodeIndex) {
         self.end(cx, node);
-        self.unheard.insert(node);
+        self.unreported.insert(node);
     }
 
     /// Deferred requests may continue after this event.
@@ -118,12 +118,12 @@ impl Reports {
     /// The last known copy of an object is lost. A report may bring back another copy of it, but no older
     /// object.
     pub(in crate::master) fn raise_floor(&mut self, cx: &Context, name: &Arc<Name>, least: Generation) {
-        if sabotaged!(cx.config.sabotage, ForgetFloors) {
+        if is_mutant!(cx.config.mutant, ForgetFloors) {
             return;
         }
         if !self.are_complete() {
             self.floors.raise(name, least);
-        } else if !self.unheard.is_empty() && self.floors.has_space_for_two() {
+        } else if !self.unreported.is_empty() && self.floors.has_space_for_two() {
             // A member that may never return must not stop evictions, so some floors may be missing then.
             self.floors.raise(name, least);
         }
@@ -131,7 +131,7 @@ impl Reports {
 
     /// Forgets the floors that no report can be compared with any more.
     pub(in crate::master) fn forget_floors(&mut self) {
-        if self.are_complete() && self.unheard.is_empty() {
+        if self.are_complete() && self.unreported.is_empty() {
             self.floors = Floors::default();
         } else if self.are_complete() {
             self.floors.make_space();
@@ -240,7 +240,7 @@ impl Reports {
 
 /// Whether requests are answered before the reports that they depend on: a mutant.
 fn is_answered(cx: &Context) -> bool {
-    sabotaged!(cx.config.sabotage, AnswerUnreported)
+    is_mutant!(cx.config.mutant, AnswerUnreported)
 }
 
 /// Whether the outcome of a put depends on the previous object of that name. With several masters that

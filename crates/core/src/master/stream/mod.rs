@@ -47,7 +47,7 @@ use crate::{
         Backlog, Cause, EndStream, Granted, LeaseOutcome, Leased, NamedStream, OpenStream, Pull, Pulled,
         PutOptions, Reason, Refusal, Reply, StreamEnd,
     },
-    sabotage::sabotaged,
+    mutant::is_mutant,
 };
 
 /// Maximum number of streams of one master.
@@ -155,10 +155,8 @@ impl Streams {
         let before = open.attach.as_ref().map(|it| stream.attach(&it.group, caller.client, it.window));
         let limits = open.limits.unwrap_or_else(|| stream.limits());
         let only_asks = open.limits.is_none() && open.attach.is_none();
-        if let Some(problem) = stream
-            .problem(limits)
-            .filter(|_| !only_asks)
-            .filter(|_| !sabotaged!(cx.config.sabotage, AnyWindow))
+        if let Some(problem) =
+            stream.problem(limits).filter(|_| !only_asks).filter(|_| !is_mutant!(cx.config.mutant, AnyWindow))
         {
             if let (Some(attach), Some(before)) = (open.attach, before) {
                 stream.unattach(&attach.group, caller.client, before);
@@ -274,7 +272,7 @@ impl Streams {
         options: &PutOptions,
         key: &crate::Key,
     ) -> Option<Generation> {
-        if options.stream.is_empty() || sabotaged!(cx.config.sabotage, ForgetConsumed) {
+        if options.stream.is_empty() || is_mutant!(cx.config.mutant, ForgetConsumed) {
             return None;
         }
         self.streams.get(&self.find(namespace, &options.stream)?)?.seen(key)
@@ -307,7 +305,7 @@ impl Streams {
         };
         let granted = cx.quotas.stream_granted(index);
         if let Some(stream) = self.change(index)
-            && !sabotaged!(cx.config.sabotage, OverfillStreams)
+            && !is_mutant!(cx.config.mutant, OverfillStreams)
         {
             stream.admits(granted)?;
         }
@@ -319,7 +317,7 @@ impl Streams {
     pub(super) fn serve(&mut self, cx: &mut Context, leases: &mut Leases) {
         for (index, group, generation) in leases.take_put_back() {
             if let Some(stream) = self.change(index)
-                && !sabotaged!(cx.config.sabotage, LosePulled)
+                && !is_mutant!(cx.config.mutant, LosePulled)
             {
                 stream.put_back(generation, &group);
             }
@@ -461,7 +459,7 @@ impl Streams {
                 let bytes = cx.catalog.get(object).map_or(0, Object::len);
                 let lease = leases.grant_pulled((object, bytes), &pulling.caller, from);
                 if let Some(stream) = self.change(pulling.stream)
-                    && !sabotaged!(cx.config.sabotage, PullTwice)
+                    && !is_mutant!(cx.config.mutant, PullTwice)
                 {
                     stream.give(generation, &pulling.pull.group, pulling.caller.client);
                 }
@@ -496,7 +494,7 @@ fn sample_of(object: &Object) -> Option<&SampleAttributes> {
 /// Whether a sample is about to be removed with its lost members. It is protected, so absent ones keep it.
 fn is_lost(cx: &Context, object: ObjectIndex) -> bool {
     let is_lost = |it: &Object| it.homes().all(|node| cx.members.is_leaving(node));
-    cx.catalog.get(object).is_some_and(is_lost) && !sabotaged!(cx.config.sabotage, FindDeparted)
+    cx.catalog.get(object).is_some_and(is_lost) && !is_mutant!(cx.config.mutant, FindDeparted)
 }
 
 fn no_stream() -> Reply {

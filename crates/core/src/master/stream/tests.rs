@@ -14,7 +14,7 @@ use crate::{
         GroupStat, LeaseOutcome, MemberToMaster, OpenStream, Pull, Pulled, PutOptions, Refusal, Release,
         Reply, Request, Reserve, ReserveItem, ReserveOutcome, StreamLimits, StreamStat,
     },
-    sabotage::Sabotage,
+    mutant::Mutant,
 };
 
 const OTHER: ConnId = ConnId(2);
@@ -513,8 +513,8 @@ struct Pipeline {
 }
 
 impl Pipeline {
-    fn new(sabotage: Sabotage) -> Self {
-        let cluster = Cluster::with(&[64 * UNIT], |config| config.sabotage = sabotage);
+    fn new(mutant: Mutant) -> Self {
+        let cluster = Cluster::with(&[64 * UNIT], |config| config.mutant = mutant);
         let mut pipeline = Self {
             cluster,
             has: Default::default(),
@@ -694,8 +694,8 @@ impl Pipeline {
         if free != 64 * UNIT { Err(format!("only {free} bytes are free at the end")) } else { Ok(()) }
     }
 
-    fn run(sabotage: Sabotage, steps: &[Step]) -> Result<(), String> {
-        let mut pipeline = Self::new(sabotage);
+    fn run(mutant: Mutant, steps: &[Step]) -> Result<(), String> {
+        let mut pipeline = Self::new(mutant);
         steps.iter().try_for_each(|step| pipeline.play(*step))?;
         pipeline.finish()
     }
@@ -704,27 +704,27 @@ impl Pipeline {
 proptest! {
     #[test]
     fn pipelines_neither_lose_nor_repeat_samples(steps in prop::collection::vec(step(), 1..120)) {
-        prop_assert_eq!(Pipeline::run(Sabotage::None, &steps), Ok(()));
+        prop_assert_eq!(Pipeline::run(Mutant::None, &steps), Ok(()));
     }
 }
 
-#[cfg(feature = "sabotage")]
+#[cfg(feature = "mutants")]
 #[test]
 fn mutants_of_streams_are_noticed() {
     use proptest::{strategy::ValueTree, test_runner::TestRunner};
 
-    for &sabotage in Sabotage::OF_STREAMS {
+    for &mutant in Mutant::OF_STREAMS {
         let mut runner = TestRunner::deterministic();
         let steps = prop::collection::vec(step(), 1..120);
         let is_noticed = (0..500).any(|_| {
             let steps = steps.new_tree(&mut runner).unwrap().current();
-            Pipeline::run(sabotage, &steps).is_err()
+            Pipeline::run(mutant, &steps).is_err()
         });
-        let deadlocks = sabotage == Sabotage::AnyWindow && {
-            let mut cluster = Cluster::with(&[UNIT], |config| config.sabotage = sabotage);
+        let deadlocks = mutant == Mutant::AnyWindow && {
+            let mut cluster = Cluster::with(&[UNIT], |config| config.mutant = mutant);
             let attach = Attach { group: "g".into(), window: 9 };
             cluster.open_stream(Some(refs(8, 8)), Some(attach)).is_ok()
         };
-        assert!(is_noticed || deadlocks, "{sabotage:?} is not noticed");
+        assert!(is_noticed || deadlocks, "{mutant:?} is not noticed");
     }
 }

@@ -118,8 +118,8 @@ fn node_on_the_same_address_replaces_its_predecessor() {
 
 /// A node's machine boots, and its successor registers. Then the registration of the ended process arrives,
 /// and the successor registers again. Returns the members after each of the last two.
-fn registered_late(sabotage: Sabotage) -> [Vec<SegmentId>; 2] {
-    let mut cluster = Cluster::with(&[], |config| config.sabotage = sabotage);
+fn registered_late(mutant: Mutant) -> [Vec<SegmentId>; 2] {
+    let mut cluster = Cluster::with(&[], |config| config.mutant = mutant);
     let [old, new, again] = [50, 51, 52].map(ConnId);
     for conn in [old, new, again] {
         cluster.event(Event::Opened(conn, Hello { role: Role::Node, ..Hello::default() }));
@@ -142,15 +142,15 @@ fn registered_late(sabotage: Sabotage) -> [Vec<SegmentId>; 2] {
 
 #[test]
 fn late_registration_of_an_ended_process_replaces_nothing() {
-    let [late, again] = registered_late(Sabotage::None);
+    let [late, again] = registered_late(Mutant::None);
     assert_eq!(late, [SegmentId(2), SegmentId(1)]);
     assert_eq!(again, [SegmentId(2)]);
 }
 
-#[cfg(feature = "sabotage")]
+#[cfg(feature = "mutants")]
 #[test]
 fn mutant_of_late_registrations_is_noticed() {
-    let [late, _] = registered_late(Sabotage::ReplaceNewer);
+    let [late, _] = registered_late(Mutant::ReplaceNewer);
     assert_eq!(late, [SegmentId(1)]);
 }
 

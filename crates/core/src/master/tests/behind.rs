@@ -6,7 +6,7 @@ use super::*;
 use crate::{
     Reservation,
     message::{Commit, CommitItem},
-    sabotage::Sabotage,
+    mutant::Mutant,
 };
 
 /// A node on another host than the master.
@@ -28,8 +28,8 @@ fn settles(cluster: &Cluster, index: usize) -> Vec<(usize, usize)> {
 }
 
 /// A stalled node that has asked about a second object "a". The node has the first one.
-fn asked(sabotage: Sabotage) -> (Cluster, RequestId) {
-    let mut cluster = far(10, |config| config.sabotage = sabotage);
+fn asked(mutant: Mutant) -> (Cluster, RequestId) {
+    let mut cluster = far(10, |config| config.mutant = mutant);
     assert_eq!(cluster.put("a", 10, plain()), CommitOutcome::Stored(generation(1)));
     let second = cluster.space("a");
     cluster.hold_up(0);
@@ -46,7 +46,7 @@ fn committed(cluster: &mut Cluster, id: RequestId) -> Option<CommitOutcome> {
 
 #[test]
 fn home_is_told_once_and_answered_behind() {
-    let (mut cluster, id) = asked(Sabotage::None);
+    let (mut cluster, id) = asked(Mutant::None);
     assert_eq!(settles(&cluster, 0), [(1, 1)], "it stores the new object and retires the old one");
     assert_eq!(cluster.held_answers[0].len(), 1, "the answer does not wait for the node");
     assert_eq!(committed(&mut cluster, id), None, "but the node does not pass it on before");
@@ -59,17 +59,17 @@ fn home_is_told_once_and_answered_behind() {
     assert!(cluster.master.objects.cx.held_retires.is_empty());
 }
 
-#[cfg(feature = "sabotage")]
+#[cfg(feature = "mutants")]
 #[test]
 fn home_retires_before_it_has_the_answer() {
-    let (cluster, _) = asked(Sabotage::AnswerUnretired);
+    let (cluster, _) = asked(Mutant::AnswerUnretired);
     assert_eq!(settles(&cluster, 0), [(1, 0)]);
     assert_eq!(cluster.held_answers[0].len(), 1, "a reader validates the old object after this answer");
 }
 
 #[test]
 fn lost_message_keeps_the_old_object_until_the_new_one_is_stored() {
-    let (mut cluster, id) = asked(Sabotage::None);
+    let (mut cluster, id) = asked(Mutant::None);
     cluster.held_up[0].clear();
     cluster.held_answers[0].clear();
     cluster.is_held_up[0] = false;

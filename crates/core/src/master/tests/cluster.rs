@@ -78,7 +78,7 @@ impl Cluster {
             tier: TierConfig::default(),
             wall_ms: 1_000_000,
             hash_seed: 3,
-            sabotage: Sabotage::None,
+            mutant: Mutant::None,
         };
         change(&mut config);
         let mut cluster = Self {
@@ -410,6 +410,6 @@ pub(super) fn node_config(segment: u64, capacity: u64) -> NodeConfig {
         restores: false,
         extents_max: crate::EXTENTS_MAX,
         stamp_key: stamp_key(),
-        sabotage: Sabotage::None,
+        mutant: Mutant::None,
     }
 }

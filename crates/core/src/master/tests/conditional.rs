@@ -4,8 +4,8 @@ use super::*;
 use crate::message::{Pin, PinOutcome};
 
 /// A writer looks at an object and stores it elsewhere, as it is. Meanwhile its pin begins or ends.
-fn pinned_meanwhile(sabotage: Sabotage, begins: bool) -> [CommitOutcome; 2] {
-    let mut cluster = Cluster::with(&[10 * UNIT], |config| config.sabotage = sabotage);
+fn pinned_meanwhile(mutant: Mutant, begins: bool) -> [CommitOutcome; 2] {
+    let mut cluster = Cluster::with(&[10 * UNIT], |config| config.mutant = mutant);
     let options = |hard_pin| PutOptions { hard_pin, ..plain() };
     let only = |hard_pin| PutOptions { replaces: Some(generation(1)), ..options(hard_pin) };
     assert_eq!(cluster.put("k", 10, options(!begins)), CommitOutcome::Stored(generation(1)));
@@ -25,15 +25,15 @@ fn pinned_meanwhile(sabotage: Sabotage, begins: bool) -> [CommitOutcome; 2] {
 #[test]
 fn conditional_replacement_keeps_pins_as_they_are() {
     for begins in [true, false] {
-        let outcomes = pinned_meanwhile(Sabotage::None, begins);
+        let outcomes = pinned_meanwhile(Mutant::None, begins);
         let expected = [CommitOutcome::Exists(generation(1)), CommitOutcome::Replaced(generation(2))];
         assert_eq!(outcomes, expected, "{begins}");
     }
 }
 
-#[cfg(feature = "sabotage")]
+#[cfg(feature = "mutants")]
 #[test]
 fn mutant_of_conditional_replacement_is_noticed() {
-    let [first, _] = pinned_meanwhile(Sabotage::ReplacePinned, true);
+    let [first, _] = pinned_meanwhile(Mutant::ReplacePinned, true);
     assert_eq!(first, CommitOutcome::Replaced(generation(2)));
 }

@@ -54,7 +54,7 @@ fn answers_about_names_wait_for_a_confirmation() {
 fn puts_are_acknowledged_after_a_confirmation() {
     let mut cluster = Cluster::fenced(&[UNIT * 8]);
     // Memory is given at once: it is the node's.
-    let ReserveOutcome::Space(space) = cluster.reserve("a", 10, plain()) else { panic!("no room") };
+    let ReserveOutcome::Space(space) = cluster.reserve("a", 10, plain()) else { panic!("no space") };
     let id = cluster.send_commit("a", 10, plain(), &space);
     assert_eq!(cluster.replies.get(&id), None, "the client must not hear the decision yet");
     cluster.confirm();
@@ -68,10 +68,10 @@ fn puts_are_acknowledged_after_a_confirmation() {
 }
 
 /// Whether a home has an object that its master has stored, before and after that one knows that it leads.
-fn stored_at_the_home(sabotage: Sabotage) -> [bool; 2] {
+fn stored_at_the_home(mutant: Mutant) -> [bool; 2] {
     let mut cluster = Cluster::fenced(&[UNIT * 8]);
-    cluster.master.objects.cx.config.sabotage = sabotage;
-    let ReserveOutcome::Space(space) = cluster.reserve("a", 10, plain()) else { panic!("no room") };
+    cluster.master.objects.cx.config.mutant = mutant;
+    let ReserveOutcome::Space(space) = cluster.reserve("a", 10, plain()) else { panic!("no space") };
     cluster.send_commit("a", 10, plain(), &space);
     let before = cluster.nodes[0].inventory().len() == 1;
     cluster.confirm();
@@ -81,17 +81,17 @@ fn stored_at_the_home(sabotage: Sabotage) -> [bool; 2] {
 /// The master may end before the confirmation, after it has shown the object to clients.
 #[test]
 fn home_stores_its_object_before_the_confirmation() {
-    assert_eq!(stored_at_the_home(Sabotage::None), [true, true]);
+    assert_eq!(stored_at_the_home(Mutant::None), [true, true]);
 }
 
 /// A master decides about two objects at once while its state is being written: one that was removed
 /// meanwhile, and a new one. Returns the outcomes that it sends when that write is done, and when the next
 /// one is.
-fn decided_with_a_stale_object(sabotage: Sabotage) -> [Option<Vec<CommitOutcome>>; 2] {
+fn decided_with_a_stale_object(mutant: Mutant) -> [Option<Vec<CommitOutcome>>; 2] {
     let mut cluster = Cluster::fenced(&[UNIT * 8]);
-    cluster.master.objects.cx.config.sabotage = sabotage;
+    cluster.master.objects.cx.config.mutant = mutant;
     let mut item = |name: &str| {
-        let ReserveOutcome::Space(space) = cluster.reserve(name, 10, plain()) else { panic!("no room") };
+        let ReserveOutcome::Space(space) = cluster.reserve(name, 10, plain()) else { panic!("no space") };
         let slot_ref = space[0].location.slot_ref();
         let item = crate::message::CommitItem {
             slot_ref,
@@ -141,20 +141,20 @@ fn decided_with_a_stale_object(sabotage: Sabotage) -> [Option<Vec<CommitOutcome>
 /// The write that was in progress may have ended before another master was elected.
 #[test]
 fn stale_object_lets_no_answer_out_unconfirmed() {
-    let [before, after] = decided_with_a_stale_object(Sabotage::None);
+    let [before, after] = decided_with_a_stale_object(Mutant::None);
     assert_eq!(before, None);
     let after = after.unwrap();
     assert!(matches!(after[..], [CommitOutcome::Removed, CommitOutcome::Stored(_)]), "{after:?}");
 }
 
-#[cfg(feature = "sabotage")]
+#[cfg(feature = "mutants")]
 #[test]
 fn mutants_of_confirmations_are_noticed() {
-    let [before, _] = decided_with_a_stale_object(Sabotage::AnswerDeposed);
+    let [before, _] = decided_with_a_stale_object(Mutant::AnswerDeposed);
     assert!(before.is_some());
-    assert_eq!(stored_at_the_home(Sabotage::TellWhenConfirmed), [false, true]);
+    assert_eq!(stored_at_the_home(Mutant::TellWhenConfirmed), [false, true]);
     let mut cluster = Cluster::fenced(&[UNIT * 8]);
-    cluster.master.objects.cx.config.sabotage = Sabotage::ConfirmLater;
+    cluster.master.objects.cx.config.mutant = Mutant::ConfirmLater;
     let id = cluster.send(resolve("a"));
     let earlier = cluster.unconfirmed - 1;
     cluster.event(Event::Confirmed(earlier));

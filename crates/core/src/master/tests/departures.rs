@@ -47,10 +47,10 @@ impl Cluster {
 }
 
 /// Two nodes, and objects on the first.
-fn in_pieces_of(piece_objects_max: usize, count: usize, sabotage: Sabotage) -> Cluster {
+fn in_pieces_of(piece_objects_max: usize, count: usize, mutant: Mutant) -> Cluster {
     let mut cluster = Cluster::with(&[32 * UNIT, 32 * UNIT], |config| {
         config.piece_objects_max = piece_objects_max;
-        config.sabotage = sabotage;
+        config.mutant = mutant;
     });
     cluster.put_on("node1", "k", count, plain());
     cluster
@@ -58,7 +58,7 @@ fn in_pieces_of(piece_objects_max: usize, count: usize, sabotage: Sabotage) -> C
 
 #[test]
 fn loss_removes_a_bounded_number_per_turn() {
-    let mut cluster = in_pieces_of(4, 14, Sabotage::None);
+    let mut cluster = in_pieces_of(4, 14, Mutant::None);
     cluster.put_on("node2", "other", 1, plain());
     let id = cluster.forget_first();
     let mut left = vec![cluster.objects_left()];
@@ -77,7 +77,7 @@ fn loss_removes_a_bounded_number_per_turn() {
 
 #[test]
 fn lost_node_is_no_member_while_its_objects_are_removed() {
-    let mut cluster = in_pieces_of(1, 8, Sabotage::None);
+    let mut cluster = in_pieces_of(1, 8, Mutant::None);
     let id = cluster.forget_first();
     assert_eq!(cluster.member_names(), ["node2"]);
     let Some(Reply::Refused(refusal)) =
@@ -109,7 +109,7 @@ fn lost_node_is_no_member_while_its_objects_are_removed() {
 
 #[test]
 fn pending_retires_of_a_lost_node_end_in_pieces() {
-    let mut cluster = in_pieces_of(2, 8, Sabotage::None);
+    let mut cluster = in_pieces_of(2, 8, Mutant::None);
     cluster.unlink(0);
     (0..8).for_each(|at| _ = cluster.delete(&format!("k{at}"), true));
     assert_eq!(cluster.master.unconfirmed_count(), 8);
@@ -125,7 +125,7 @@ fn pending_retires_of_a_lost_node_end_in_pieces() {
 
 #[test]
 fn losses_take_turns() {
-    let mut cluster = in_pieces_of(1, 4, Sabotage::None);
+    let mut cluster = in_pieces_of(1, 4, Mutant::None);
     cluster.put_on("node2", "other", 2, plain());
     for node in [0, 1] {
         cluster.event(Event::Ended(cluster.links[node]));
@@ -142,7 +142,7 @@ fn losses_take_turns() {
 
 #[test]
 fn node_that_is_given_up_and_then_lost_departs_once() {
-    let mut cluster = in_pieces_of(1, 6, Sabotage::None);
+    let mut cluster = in_pieces_of(1, 6, Mutant::None);
     cluster.put_on("node1", "pinned", 2, pinned());
     cluster.unlink(0);
     cluster.wait(2_000);
@@ -155,8 +155,8 @@ fn node_that_is_given_up_and_then_lost_departs_once() {
 }
 
 /// A new node registers while a lost one departs. Returns how many of its six objects are there at the end.
-fn new_nodes_objects(sabotage: Sabotage) -> usize {
-    let mut cluster = in_pieces_of(4, 12, sabotage);
+fn new_nodes_objects(mutant: Mutant) -> usize {
+    let mut cluster = in_pieces_of(4, 12, mutant);
     cluster.forget_first();
     cluster.add_node(32 * UNIT, |_| ());
     cluster.put_on("node3", "new", 6, plain());
@@ -169,13 +169,13 @@ fn new_nodes_objects(sabotage: Sabotage) -> usize {
 
 #[test]
 fn index_of_a_departing_node_is_not_used_again() {
-    assert_eq!(new_nodes_objects(Sabotage::None), 6);
+    assert_eq!(new_nodes_objects(Mutant::None), 6);
 }
 
 /// A node with six objects has been away for too long, and returns. Returns how many objects the master
 /// and the node have then, and whether a client found one that was about to be removed.
-fn returned_early(sabotage: Sabotage) -> (u64, u64, bool) {
-    let mut cluster = in_pieces_of(1, 6, sabotage);
+fn returned_early(mutant: Mutant) -> (u64, u64, bool) {
+    let mut cluster = in_pieces_of(1, 6, mutant);
     cluster.put_on("node1", "pinned", 2, pinned());
     cluster.unlink(0);
     cluster.wait(2_000);
@@ -191,12 +191,12 @@ fn returned_early(sabotage: Sabotage) -> (u64, u64, bool) {
 
 #[test]
 fn absent_node_returns_after_its_departure() {
-    assert_eq!(returned_early(Sabotage::None), (2, 2, false));
+    assert_eq!(returned_early(Mutant::None), (2, 2, false));
 }
 
 #[test]
 fn node_that_waits_for_its_departure_is_forgotten_with_its_connection() {
-    let mut cluster = in_pieces_of(1, 6, Sabotage::None);
+    let mut cluster = in_pieces_of(1, 6, Mutant::None);
     cluster.unlink(0);
     cluster.wait(2_000);
     cluster.link(0);
@@ -210,7 +210,7 @@ fn node_that_waits_for_its_departure_is_forgotten_with_its_connection() {
 
 #[test]
 fn absence_keeps_protected_objects_and_counts_both() {
-    let mut cluster = in_pieces_of(1, 3, Sabotage::None);
+    let mut cluster = in_pieces_of(1, 3, Mutant::None);
     cluster.put_on("node1", "pinned", 3, pinned());
     cluster.unlink(0);
     cluster.wait(2_000);
@@ -223,8 +223,8 @@ fn absence_keeps_protected_objects_and_counts_both() {
 }
 
 /// A node returns without its objects. Returns how many of them are found when it has joined.
-fn found_although_lacking(sabotage: Sabotage) -> usize {
-    let mut cluster = in_pieces_of(1, 6, sabotage);
+fn found_although_lacking(mutant: Mutant) -> usize {
+    let mut cluster = in_pieces_of(1, 6, mutant);
     cluster.unlink(0);
     cluster.nodes[0] = Node::new(node_config(1, 32 * UNIT));
     cluster.link(0);
@@ -234,22 +234,22 @@ fn found_although_lacking(sabotage: Sabotage) -> usize {
 
 #[test]
 fn returning_node_joins_after_all_its_copies_were_compared() {
-    assert_eq!(found_although_lacking(Sabotage::None), 0);
+    assert_eq!(found_although_lacking(Mutant::None), 0);
 }
 
-#[cfg(feature = "sabotage")]
+#[cfg(feature = "mutants")]
 #[test]
 fn mutants_of_departures_are_noticed() {
-    assert_eq!(new_nodes_objects(Sabotage::ReuseIndex), 4);
-    assert!(returned_early(Sabotage::FindDeparted).2);
-    assert_ne!(returned_early(Sabotage::AdmitDeparting).1, 2);
-    assert_eq!(found_although_lacking(Sabotage::JoinEarly), 5);
+    assert_eq!(new_nodes_objects(Mutant::ReuseIndex), 4);
+    assert!(returned_early(Mutant::FindDeparted).2);
+    assert_ne!(returned_early(Mutant::AdmitDeparting).1, 2);
+    assert_eq!(found_although_lacking(Mutant::JoinEarly), 5);
 }
 
 /// The number of samples that a pull gets while their node departs.
-fn pulled_from_a_lost_node(sabotage: Sabotage) -> usize {
+fn pulled_from_a_lost_node(mutant: Mutant) -> usize {
     let options = PutOptions { sample: Some(Consumption::Once), stream: "s".into(), ..plain() };
-    let mut cluster = in_pieces_of(1, 0, sabotage);
+    let mut cluster = in_pieces_of(1, 0, mutant);
     cluster.put_on("node1", "k", 4, options);
     cluster.forget_first();
     assert_eq!(cluster.objects_left(), 3);
@@ -262,11 +262,11 @@ fn pulled_from_a_lost_node(sabotage: Sabotage) -> usize {
 
 #[test]
 fn pull_gets_nothing_from_a_lost_node() {
-    assert_eq!(pulled_from_a_lost_node(Sabotage::None), 0);
+    assert_eq!(pulled_from_a_lost_node(Mutant::None), 0);
 }
 
-#[cfg(feature = "sabotage")]
+#[cfg(feature = "mutants")]
 #[test]
 fn mutant_of_pulls_from_lost_nodes_is_noticed() {
-    assert_eq!(pulled_from_a_lost_node(Sabotage::FindDeparted), 3);
+    assert_eq!(pulled_from_a_lost_node(Mutant::FindDeparted), 3);
 }

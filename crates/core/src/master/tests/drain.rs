@@ -167,8 +167,8 @@ impl Cluster {
 
 /// The connection breaks before the job arrives, or the process ends. Returns whether the node takes objects
 /// then, and after the end of the job.
-fn takes_objects_after_it_returns(sabotage: Sabotage, receives: bool) -> [bool; 2] {
-    let mut cluster = Cluster::with(&[4 * UNIT; 2], |config| config.sabotage = sabotage);
+fn takes_objects_after_it_returns(mutant: Mutant, receives: bool) -> [bool; 2] {
+    let mut cluster = Cluster::with(&[4 * UNIT; 2], |config| config.mutant = mutant);
     let work = job(1, &["node1"]);
     cluster.hold_up(0);
     assert_eq!(cluster.start(work.clone()), Ok(()));
@@ -196,16 +196,16 @@ fn takes_objects_after_it_returns(sabotage: Sabotage, receives: bool) -> [bool; 
 #[test]
 fn node_that_returns_without_its_job_is_drained_again() {
     for receives in [false, true] {
-        let takes = takes_objects_after_it_returns(Sabotage::None, receives);
+        let takes = takes_objects_after_it_returns(Mutant::None, receives);
         assert_eq!(takes, [false, true], "{receives}");
     }
 }
 
-#[cfg(feature = "sabotage")]
+#[cfg(feature = "mutants")]
 #[test]
 fn mutant_of_drain_jobs_is_noticed() {
     for receives in [false, true] {
-        assert!(takes_objects_after_it_returns(Sabotage::ForgetDrains, receives)[0]);
+        assert!(takes_objects_after_it_returns(Mutant::ForgetDrains, receives)[0]);
     }
 }
 

@@ -306,9 +306,9 @@ fn request_of_another_client_cannot_be_cancelled() {
 
 /// Drops an object that was given up, and one whose retire waited for a successor, with the node that has
 /// them; then the master restarts and the node returns. Returns which of them exist.
-fn dropped_and_returned(sabotage: Sabotage) -> [bool; 2] {
+fn dropped_and_returned(mutant: Mutant) -> [bool; 2] {
     let mut cluster = Cluster::with(&[8 * UNIT], |config| {
-        (config.durable, config.sabotage) = (true, sabotage);
+        (config.durable, config.mutant) = (true, mutant);
     });
     cluster.put("given up", UNIT, plain());
     cluster.put("replaced", UNIT, plain());
@@ -333,20 +333,20 @@ fn dropped_and_returned(sabotage: Sabotage) -> [bool; 2] {
 
 #[test]
 fn drop_is_pending_for_every_copy_of_its_names() {
-    assert_eq!(dropped_and_returned(Sabotage::None), [false, false]);
+    assert_eq!(dropped_and_returned(Mutant::None), [false, false]);
 }
 
-#[cfg(feature = "sabotage")]
+#[cfg(feature = "mutants")]
 #[test]
 fn mutant_of_pending_drops_is_noticed() {
-    assert_eq!(dropped_and_returned(Sabotage::DropWithoutOwing), [true, true]);
+    assert_eq!(dropped_and_returned(Mutant::DropWithoutOwing), [true, true]);
 }
 
 /// Whether a name has an object after a delete by pattern that a lease has refused. The object has replaced
 /// another one, and its home is lost before it has received it.
-fn is_left_after_a_refused_drop(sabotage: Sabotage) -> bool {
+fn is_left_after_a_refused_drop(mutant: Mutant) -> bool {
     let mut cluster = Cluster::with(&[4 * UNIT, 4 * UNIT], |config| {
-        (config.durable, config.strict_leases, config.sabotage) = (true, true, sabotage);
+        (config.durable, config.strict_leases, config.mutant) = (true, true, mutant);
     });
     let on = |node: &str| PutOptions { preferred: vec![node.into()], ..plain() };
     cluster.put("a", UNIT, on("node1"));
@@ -366,20 +366,20 @@ fn is_left_after_a_refused_drop(sabotage: Sabotage) -> bool {
 
 #[test]
 fn drop_spares_what_waits_for_a_spared_successor() {
-    assert!(is_left_after_a_refused_drop(Sabotage::None));
+    assert!(is_left_after_a_refused_drop(Mutant::None));
 }
 
-#[cfg(feature = "sabotage")]
+#[cfg(feature = "mutants")]
 #[test]
 fn mutant_of_spared_predecessors_is_noticed() {
-    assert!(!is_left_after_a_refused_drop(Sabotage::DropReplaced));
+    assert!(!is_left_after_a_refused_drop(Mutant::DropReplaced));
 }
 
 /// Whether a name has an object after a delete by pattern that began before it was put. It was replaced while
 /// the delete was at work, and the home of the other object is lost before it has received that.
-fn is_left_after_an_earlier_drop(sabotage: Sabotage) -> bool {
+fn is_left_after_an_earlier_drop(mutant: Mutant) -> bool {
     let mut cluster = Cluster::with(&[8 * UNIT, 8 * UNIT], |config| {
-        (config.durable, config.piece_objects_max, config.sabotage) = (true, 1, sabotage);
+        (config.durable, config.piece_objects_max, config.mutant) = (true, 1, mutant);
     });
     let on = |node: &str| PutOptions { preferred: vec![node.into()], ..plain() };
     ["x", "y"].into_iter().for_each(|name| _ = cluster.put(name, 1, on("node1")));
@@ -399,13 +399,13 @@ fn is_left_after_an_earlier_drop(sabotage: Sabotage) -> bool {
 
 #[test]
 fn drop_spares_what_was_put_since_and_replaced() {
-    assert!(is_left_after_an_earlier_drop(Sabotage::None));
+    assert!(is_left_after_an_earlier_drop(Mutant::None));
 }
 
-#[cfg(feature = "sabotage")]
+#[cfg(feature = "mutants")]
 #[test]
 fn mutant_of_later_predecessors_is_noticed() {
-    assert!(!is_left_after_an_earlier_drop(Sabotage::DropReplacedSince));
+    assert!(!is_left_after_an_earlier_drop(Mutant::DropReplacedSince));
 }
 
 fn ten_keys() -> Vec<Key> {
@@ -439,9 +439,9 @@ fn turns_of(
 
 /// The pins after each turn of a pin and of the end of all pins, and the objects after each turn of
 /// acknowledgements.
-fn turns_of_batches(sabotage: Sabotage) -> [Vec<u64>; 3] {
+fn turns_of_batches(mutant: Mutant) -> [Vec<u64>; 3] {
     let mut cluster = in_pieces_of(4, &[64 * UNIT]);
-    cluster.master.objects.cx.config.sabotage = sabotage;
+    cluster.master.objects.cx.config.mutant = mutant;
     cluster.put_many(10);
     let (reply, pinned) = turns_of(&mut cluster, pin_ten(), pins);
     assert_eq!(reply, Some(Reply::Pinned(vec![PinOutcome::Done; 10])));
@@ -465,13 +465,13 @@ fn turns_of_batches(sabotage: Sabotage) -> [Vec<u64>; 3] {
 #[test]
 fn large_batch_is_handled_in_pieces() {
     let expected = [vec![4, 8, 10], vec![6, 2, 0], vec![6, 2, 0]];
-    assert_eq!(turns_of_batches(Sabotage::None), expected);
+    assert_eq!(turns_of_batches(Mutant::None), expected);
 }
 
-#[cfg(feature = "sabotage")]
+#[cfg(feature = "mutants")]
 #[test]
 fn mutant_that_handles_batches_at_once_is_noticed() {
-    assert_eq!(turns_of_batches(Sabotage::HandleAtOnce), [vec![10], vec![0], vec![0]]);
+    assert_eq!(turns_of_batches(Mutant::HandleAtOnce), [vec![10], vec![0], vec![0]]);
 }
 
 #[test]

@@ -201,9 +201,9 @@ fn ttl_survives_a_restart_of_the_master() {
 }
 
 /// Whether an object survives whose TTL is over and whose pin is known to the last member only that reports.
-fn pin_survives_a_restart(sabotage: Sabotage) -> bool {
+fn pin_survives_a_restart(mutant: Mutant) -> bool {
     let mut cluster = Cluster::with(&[10 * UNIT, 10 * UNIT], |config| {
-        (config.durable, config.sabotage) = (true, sabotage);
+        (config.durable, config.mutant) = (true, mutant);
     });
     cluster.put("a", 10, PutOptions { replicas: 2, ..ttl(TTL_MS) });
     cluster.unlink(0);
@@ -217,13 +217,13 @@ fn pin_survives_a_restart(sabotage: Sabotage) -> bool {
 
 #[test]
 fn nothing_expires_before_all_members_have_reported() {
-    assert!(pin_survives_a_restart(Sabotage::None));
+    assert!(pin_survives_a_restart(Mutant::None));
 }
 
-#[cfg(feature = "sabotage")]
+#[cfg(feature = "mutants")]
 #[test]
 fn expiry_before_all_reports_is_noticed() {
-    assert!(!pin_survives_a_restart(Sabotage::ExpireUnreported));
+    assert!(!pin_survives_a_restart(Mutant::ExpireUnreported));
 }
 
 #[test]

@@ -100,8 +100,8 @@ pub(super) fn lacks(outcome: &ReserveOutcome) -> Option<Resource> {
 }
 
 /// How many of 32 units, one request each, one client gets, and how many of 4 another one gets after that.
-fn reserved_by_two(sabotage: Sabotage) -> (usize, usize) {
-    let mut cluster = Cluster::with(&[32 * UNIT], |it| it.sabotage = sabotage);
+fn reserved_by_two(mutant: Mutant) -> (usize, usize) {
+    let mut cluster = Cluster::with(&[32 * UNIT], |it| it.mutant = mutant);
     cluster.share();
     [HOG, SECOND].into_iter().for_each(|conn| cluster.join(conn, "hog"));
     let mut reserve = |conn, count: usize| {
@@ -113,7 +113,7 @@ fn reserved_by_two(sabotage: Sabotage) -> (usize, usize) {
 
 #[test]
 fn stopped_client_leaves_memory_to_others() {
-    assert_eq!(reserved_by_two(Sabotage::None), (30, 1), "15 of 16 parts, and then 15 of 16 of the rest");
+    assert_eq!(reserved_by_two(Mutant::None), (30, 1), "15 of 16 parts, and then 15 of 16 of the rest");
     let mut cluster = Cluster::new(&[32 * UNIT]);
     cluster.share();
     cluster.join(HOG, "hog");
@@ -132,8 +132,8 @@ fn stopped_client_leaves_memory_to_others() {
 
 /// Whether a put of an object that is larger than the quota is answered at once, although its client has its
 /// share and the put may wait.
-fn is_refused_at_once(sabotage: Sabotage) -> bool {
-    let mut cluster = Cluster::with(&[32 * UNIT], |it| it.sabotage = sabotage);
+fn is_refused_at_once(mutant: Mutant) -> bool {
+    let mut cluster = Cluster::with(&[32 * UNIT], |it| it.mutant = mutant);
     cluster.share();
     cluster.ask(ClientToMaster::SetPolicy(PolicyChange::NONE.quota(Some(30 * UNIT))));
     (0..4).for_each(|at| assert!(lacks(&cluster.reserve(&at.to_string(), UNIT, plain())).is_none()));
@@ -147,20 +147,20 @@ fn is_refused_at_once(sabotage: Sabotage) -> bool {
 
 #[test]
 fn put_beyond_quota_does_not_wait_for_its_share() {
-    assert!(is_refused_at_once(Sabotage::None));
+    assert!(is_refused_at_once(Mutant::None));
 }
 
-#[cfg(feature = "sabotage")]
+#[cfg(feature = "mutants")]
 #[test]
 fn mutant_of_waiting_in_vain_is_noticed() {
-    assert!(!is_refused_at_once(Sabotage::AwaitShareInVain));
+    assert!(!is_refused_at_once(Mutant::AwaitShareInVain));
 }
 
 /// How many reservations a client and its namespace get, where four and six are the limits.
-fn numbers_of_reservations(sabotage: Sabotage) -> (usize, usize) {
+fn numbers_of_reservations(mutant: Mutant) -> (usize, usize) {
     let mut cluster = Cluster::with(&[32 * UNIT], |it| {
         (it.limits.reservations_client_max, it.limits.reservations_namespace_max) = (4, 6);
-        it.sabotage = sabotage;
+        it.mutant = mutant;
     });
     [HOG, SECOND].into_iter().for_each(|conn| cluster.join(conn, "hog"));
     let mut reserve = |conn: ConnId| {
@@ -176,7 +176,7 @@ fn numbers_of_reservations(sabotage: Sabotage) -> (usize, usize) {
     };
     let served = (reserve(HOG), reserve(SECOND));
     cluster.put("a", UNIT, plain());
-    if sabotage == Sabotage::None {
+    if mutant == Mutant::None {
         let stats = ["reservations_per_client", "reservations_per_namespace"].map(|it| cluster.limit(it));
         assert_eq!(stats.map(|it| (it.max, it.used, it.reached)), [(4, 4, 4), (6, 6, 6)]);
         cluster.event(Event::Closed(HOG));
@@ -195,14 +195,14 @@ impl Cluster {
 
 #[test]
 fn reservations_are_bounded_in_number() {
-    assert_eq!(numbers_of_reservations(Sabotage::None), (4, 2));
+    assert_eq!(numbers_of_reservations(Mutant::None), (4, 2));
 }
 
 /// How many of three pins are set where two are the limit: at a put, and by a request.
-fn numbers_of_pins(sabotage: Sabotage) -> (usize, usize) {
+fn numbers_of_pins(mutant: Mutant) -> (usize, usize) {
     let mut cluster = Cluster::with(&[32 * UNIT], |it| {
         it.limits.pins_namespace_max = 2;
-        it.sabotage = sabotage;
+        it.mutant = mutant;
     });
     let by_put = |at: &usize| {
         let items = vec![ReserveItem { key: key(&at.to_string()), len: UNIT, options: pinned() }];
@@ -226,7 +226,7 @@ fn numbers_of_pins(sabotage: Sabotage) -> (usize, usize) {
         reply == Some(Reply::Pinned(vec![crate::message::PinOutcome::Done]))
     });
     let requests = by_request.count();
-    if sabotage == Sabotage::None {
+    if mutant == Mutant::None {
         let stat = cluster.limit("pins_per_namespace");
         assert_eq!((stat.max, stat.used, stat.reached), (2, 2, 3));
     }
@@ -235,15 +235,15 @@ fn numbers_of_pins(sabotage: Sabotage) -> (usize, usize) {
 
 #[test]
 fn pins_are_bounded_in_number() {
-    assert_eq!(numbers_of_pins(Sabotage::None), (2, 1));
+    assert_eq!(numbers_of_pins(Mutant::None), (2, 1));
 }
 
 /// How many of three leases a client gets where two are the limit, and then another one of the namespace,
 /// where three are.
-fn numbers_of_leases(sabotage: Sabotage) -> (usize, usize) {
+fn numbers_of_leases(mutant: Mutant) -> (usize, usize) {
     let mut cluster = Cluster::with(&[32 * UNIT], |it| {
         (it.limits.leases_client_max, it.limits.leases_namespace_max) = (2, 3);
-        it.sabotage = sabotage;
+        it.mutant = mutant;
     });
     cluster.join(HOG, "default");
     let consumption = Some(crate::attributes::Consumption::Retained);
@@ -259,7 +259,7 @@ fn numbers_of_leases(sabotage: Sabotage) -> (usize, usize) {
         (0..3).filter(is_leased).count()
     };
     let leased = (lease(CLIENT), lease(HOG));
-    if sabotage == Sabotage::None {
+    if mutant == Mutant::None {
         let stats = ["leases_per_client", "leases_per_namespace"].map(|it| cluster.limit(it));
         assert_eq!(stats.map(|it| (it.max, it.used, it.reached)), [(2, 2, 1), (3, 3, 2)]);
     }
@@ -268,7 +268,7 @@ fn numbers_of_leases(sabotage: Sabotage) -> (usize, usize) {
 
 #[test]
 fn leases_are_bounded_in_number() {
-    assert_eq!(numbers_of_leases(Sabotage::None), (2, 1));
+    assert_eq!(numbers_of_leases(Mutant::None), (2, 1));
 }
 
 /// A node of 16 units of which 8 are guaranteed to `default`: how many of 16 pinned objects the other
@@ -302,8 +302,8 @@ fn guaranteed_minimum_can_always_be_had() {
 }
 
 /// Whether objects within a guaranteed minimum are evicted for another namespace, and those beyond it.
-fn evicted_for_a_hog(sabotage: Sabotage) -> (u64, usize) {
-    let mut cluster = Cluster::with(&[16 * UNIT], |it| it.sabotage = sabotage);
+fn evicted_for_a_hog(mutant: Mutant) -> (u64, usize) {
+    let mut cluster = Cluster::with(&[16 * UNIT], |it| it.mutant = mutant);
     cluster.join(HOG, "hog");
     cluster.join(CLIENT, "default");
     assert_eq!(cluster.guarantee(8 * UNIT), Some(Reply::Done));
@@ -315,7 +315,7 @@ fn evicted_for_a_hog(sabotage: Sabotage) -> (u64, usize) {
 
 #[test]
 fn guaranteed_objects_are_not_evicted_for_others() {
-    assert_eq!(evicted_for_a_hog(Sabotage::None), (8, 8));
+    assert_eq!(evicted_for_a_hog(Mutant::None), (8, 8));
 }
 
 #[test]
@@ -369,8 +369,8 @@ fn number_of_minimums_is_bounded() {
 }
 
 /// What a namespace with a quota of four units can store while it views everything that it has removed.
-fn stored_while_in_view(sabotage: Sabotage) -> usize {
-    let mut cluster = Cluster::with(&[32 * UNIT], |it| it.sabotage = sabotage);
+fn stored_while_in_view(mutant: Mutant) -> usize {
+    let mut cluster = Cluster::with(&[32 * UNIT], |it| it.mutant = mutant);
     cluster.join(CLIENT, "default");
     cluster.policy(Some(4 * UNIT), None);
     let stores_and_removes = |at: &usize| {
@@ -387,7 +387,7 @@ fn stored_while_in_view(sabotage: Sabotage) -> usize {
 
 #[test]
 fn views_of_removed_objects_count_for_the_quota() {
-    assert_eq!(stored_while_in_view(Sabotage::None), 4);
+    assert_eq!(stored_while_in_view(Mutant::None), 4);
     let mut cluster = Cluster::new(&[32 * UNIT]);
     cluster.join(CLIENT, "default");
     assert!(cluster.put_from(CLIENT, "a", plain()));
@@ -411,26 +411,26 @@ fn views_of_removed_objects_count_for_the_quota() {
     assert_eq!(stat(&cluster), (0, 0));
 }
 
-#[cfg(feature = "sabotage")]
+#[cfg(feature = "mutants")]
 #[test]
 fn mutants_of_shares_and_minimums_are_noticed() {
-    assert_eq!(reserved_by_two(Sabotage::ReserveEverything), (31, 0), "all but what is kept");
-    assert_ne!(numbers_of_reservations(Sabotage::ReserveAnyNumber), (4, 2));
-    assert_eq!(numbers_of_pins(Sabotage::PinAnyNumber), (3, 3));
-    assert_eq!(numbers_of_leases(Sabotage::LeaseAnyNumber), (3, 3));
-    assert_ne!(evicted_for_a_hog(Sabotage::EvictGuaranteed), (8, 8));
-    assert_eq!(turns_of_promotions(Sabotage::PromoteInOrder), [7, 8]);
-    assert_eq!(turns_of_writes(Sabotage::WriteThroughInOrder), [13, 14]);
-    assert!(!own_demotions_begin(Sabotage::AwaitDemotionsOfOthers));
-    assert_eq!(stored_while_in_view(Sabotage::ViewForFree), 16);
+    assert_eq!(reserved_by_two(Mutant::ReserveEverything), (31, 0), "all but what is kept");
+    assert_ne!(numbers_of_reservations(Mutant::ReserveAnyNumber), (4, 2));
+    assert_eq!(numbers_of_pins(Mutant::PinAnyNumber), (3, 3));
+    assert_eq!(numbers_of_leases(Mutant::LeaseAnyNumber), (3, 3));
+    assert_ne!(evicted_for_a_hog(Mutant::EvictGuaranteed), (8, 8));
+    assert_eq!(turns_of_promotions(Mutant::PromoteInOrder), [7, 8]);
+    assert_eq!(turns_of_writes(Mutant::WriteThroughInOrder), [13, 14]);
+    assert!(!own_demotions_begin(Mutant::AwaitDemotionsOfOthers));
+    assert_eq!(stored_while_in_view(Mutant::ViewForFree), 16);
 }
 
 /// When two objects of another namespace are promoted, in the order of all promotions, while a hog prefetches
 /// six.
-fn turns_of_promotions(sabotage: Sabotage) -> [usize; 2] {
+fn turns_of_promotions(mutant: Mutant) -> [usize; 2] {
     let throttle = tiffin_throttle::Config { keys_max: 1, ..Default::default() };
     let mut cluster =
-        Cluster::tiered(&[16], |config| (config.sabotage, config.tier.throttle) = (sabotage, throttle));
+        Cluster::tiered(&[16], |config| (config.mutant, config.tier.throttle) = (mutant, throttle));
     cluster.demote("a", 1);
     cluster.demote("b", 1);
     let names: Vec<_> = (0..6).map(|it| format!("hog{it}")).collect();
@@ -444,8 +444,8 @@ fn turns_of_promotions(sabotage: Sabotage) -> [usize; 2] {
 
 /// When two objects of another namespace are written through, in the order of all writes, while a hog has put
 /// twelve.
-fn turns_of_writes(sabotage: Sabotage) -> [usize; 2] {
-    let mut cluster = Cluster::tiered(&[16], |config| config.sabotage = sabotage);
+fn turns_of_writes(mutant: Mutant) -> [usize; 2] {
+    let mut cluster = Cluster::tiered(&[16], |config| config.mutant = mutant);
     cluster.write_through();
     hog_puts(&mut cluster, 12);
     for name in ["a", "b"] {
@@ -482,14 +482,14 @@ fn hog_puts(cluster: &mut Cluster, count: usize) {
 /// A disk reads a quarter of the memory at a time: those of the hog that it has begun come first.
 #[test]
 fn writes_of_namespaces_take_turns() {
-    assert_eq!(turns_of_writes(Sabotage::None), [6, 7]);
+    assert_eq!(turns_of_writes(Mutant::None), [6, 7]);
 }
 
 /// Whether a put that exceeds its quota, and may wait, has an object of its own namespace written to the
 /// disk, while objects of another one are.
-fn own_demotions_begin(sabotage: Sabotage) -> bool {
+fn own_demotions_begin(mutant: Mutant) -> bool {
     let mut cluster = Cluster::tiered(&[32], |config| {
-        (config.sabotage, config.tier.ahead_percent) = (sabotage, 0);
+        (config.mutant, config.tier.ahead_percent) = (mutant, 0);
     });
     cluster.policy(Some(4 * UNIT), None);
     hog_puts(&mut cluster, 4);
@@ -504,7 +504,7 @@ fn own_demotions_begin(sabotage: Sabotage) -> bool {
 
 #[test]
 fn put_over_its_quota_waits_for_its_own_demotions() {
-    assert!(own_demotions_begin(Sabotage::None));
+    assert!(own_demotions_begin(Mutant::None));
 }
 
 /// Puts objects of the hog that are only on the disk.
@@ -528,7 +528,7 @@ fn running(count: usize) -> Reply {
 
 #[test]
 fn promotions_of_namespaces_take_turns() {
-    assert_eq!(turns_of_promotions(Sabotage::None), [3, 5]);
+    assert_eq!(turns_of_promotions(Mutant::None), [3, 5]);
 }
 
 #[test]

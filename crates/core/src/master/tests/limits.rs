@@ -33,16 +33,16 @@ fn keys(count: usize, len: usize) -> Vec<Key> {
 }
 
 /// How many of so many unknown keys one answer explains.
-fn explained(sabotage: Sabotage, count: usize) -> usize {
-    let mut cluster = Cluster::with(&[UNIT], |it| it.sabotage = sabotage);
+fn explained(mutant: Mutant, count: usize) -> usize {
+    let mut cluster = Cluster::with(&[UNIT], |it| it.mutant = mutant);
     let answers = cluster.why_all(&keys(count, 8));
     assert!(answers.iter().all(|it| *it == Why::Unknown));
     answers.len()
 }
 
 /// How many of three keys an answer explains that names a long key, for which an object was evicted.
-fn explained_with_a_long_key(sabotage: Sabotage) -> usize {
-    let mut cluster = Cluster::with(&[], |it| it.sabotage = sabotage);
+fn explained_with_a_long_key(mutant: Mutant) -> usize {
+    let mut cluster = Cluster::with(&[], |it| it.mutant = mutant);
     cluster.add_node(8 << 20, |it| it.heap_bytes = 4 << 20);
     cluster.put("a", 7 << 20, plain());
     cluster.put(&"l".repeat(KEY_BYTES_MAX), 4 << 20, plain());
@@ -50,8 +50,8 @@ fn explained_with_a_long_key(sabotage: Sabotage) -> usize {
 }
 
 /// Whether keys of `more` bytes beyond the limit are accepted, and how often the limit was reached.
-fn accepts_keys(sabotage: Sabotage, more: usize) -> (bool, u64) {
-    let mut cluster = Cluster::with(&[UNIT], |it| it.sabotage = sabotage);
+fn accepts_keys(mutant: Mutant, more: usize) -> (bool, u64) {
+    let mut cluster = Cluster::with(&[UNIT], |it| it.mutant = mutant);
     let mut keys = keys(BATCH_KEY_BYTES_MAX / KEY_BYTES_MAX, KEY_BYTES_MAX);
     keys.extend((0..more).map(|_| key("k")));
     let resolve = Resolve { keys, ..Resolve::default() };
@@ -66,34 +66,34 @@ fn accepts_keys(sabotage: Sabotage, more: usize) -> (bool, u64) {
 #[test]
 fn answer_explains_a_bounded_number_of_keys() {
     let counts = [1, WHY_KEYS_MAX, WHY_KEYS_MAX + 1, 20_000];
-    let explained = counts.map(|it| explained(Sabotage::None, it));
+    let explained = counts.map(|it| explained(Mutant::None, it));
     assert_eq!(explained, [1, WHY_KEYS_MAX, WHY_KEYS_MAX, WHY_KEYS_MAX]);
-    assert_eq!(explained_with_a_long_key(Sabotage::None), 1);
+    assert_eq!(explained_with_a_long_key(Mutant::None), 1);
 }
 
 #[test]
 fn keys_of_a_batch_are_bounded_in_bytes() {
-    assert_eq!(accepts_keys(Sabotage::None, 0), (true, 0));
-    assert_eq!(accepts_keys(Sabotage::None, 1), (false, 1));
+    assert_eq!(accepts_keys(Mutant::None, 0), (true, 0));
+    assert_eq!(accepts_keys(Mutant::None, 1), (false, 1));
 }
 
-#[cfg(feature = "sabotage")]
+#[cfg(feature = "mutants")]
 #[test]
 fn mutants_of_limits_are_noticed() {
-    assert_eq!(explained(Sabotage::ExplainAll, WHY_KEYS_MAX + 1), WHY_KEYS_MAX + 1);
-    assert_eq!(explained_with_a_long_key(Sabotage::ExplainAll), 3);
-    assert_eq!(accepts_keys(Sabotage::AnyKeyBytes, 1), (true, 0));
-    assert_eq!(namespaces_at_the_limit(Sabotage::AnyNamespace), (true, true));
-    assert_eq!(namespaces_at_the_limit(Sabotage::KeepNamespaces), (false, false));
-    assert_eq!(namespaces_of_a_token(Sabotage::NamespacesOfOneToken), 15, "and that of the tests");
-    assert_eq!(namespaces_listed(Sabotage::ListAllNamespaces), NAMESPACES_LISTED_MAX + 2);
-    for mutant in [Sabotage::ClientWaitsAnyhow, Sabotage::NamespaceWaitsAnyhow] {
+    assert_eq!(explained(Mutant::ExplainAll, WHY_KEYS_MAX + 1), WHY_KEYS_MAX + 1);
+    assert_eq!(explained_with_a_long_key(Mutant::ExplainAll), 3);
+    assert_eq!(accepts_keys(Mutant::AnyKeyBytes, 1), (true, 0));
+    assert_eq!(namespaces_at_the_limit(Mutant::AnyNamespace), (true, true));
+    assert_eq!(namespaces_at_the_limit(Mutant::KeepNamespaces), (false, false));
+    assert_eq!(namespaces_of_a_token(Mutant::NamespacesOfOneToken), 15, "and that of the tests");
+    assert_eq!(namespaces_listed(Mutant::ListAllNamespaces), NAMESPACES_LISTED_MAX + 2);
+    for mutant in [Mutant::ClientWaitsAnyhow, Mutant::NamespaceWaitsAnyhow] {
         assert!((0..50).any(|seed| hostile_clients(mutant, seed).is_err()), "{mutant:?}");
     }
-    assert_eq!(regex_over_long_keys(Sabotage::MatchAnyBytes), (1, 1));
-    assert_eq!(accepts_expressions(Sabotage::CompileAnyText, REGEX_TEXT_BYTES_MAX + 1), [true, false]);
-    assert!(!third_is_busy(Sabotage::ClientWaitsAnyhow));
-    assert!(!fourth_is_busy(Sabotage::NamespaceWaitsAnyhow));
+    assert_eq!(regex_over_long_keys(Mutant::MatchAnyBytes), (1, 1));
+    assert_eq!(accepts_expressions(Mutant::CompileAnyText, REGEX_TEXT_BYTES_MAX + 1), [true, false]);
+    assert!(!third_is_busy(Mutant::ClientWaitsAnyhow));
+    assert!(!fourth_is_busy(Mutant::NamespaceWaitsAnyhow));
 }
 
 /// A client whose connection is `OTHER`, in the namespace of [`CLIENT`].
@@ -137,10 +137,10 @@ pub(super) fn waiting_put(name: &str) -> ClientToMaster {
 }
 
 /// A full node, and at most two waiting requests of each client, three of each namespace.
-fn full_cluster(sabotage: Sabotage) -> Cluster {
+fn full_cluster(mutant: Mutant) -> Cluster {
     let mut cluster = Cluster::with(&[UNIT], |it| {
         it.limits = LimitsConfig { waiting_client_max: 2, waiting_namespace_max: 3, ..it.limits };
-        it.sabotage = sabotage;
+        it.mutant = mutant;
     });
     cluster.put("full", UNIT, pinned());
     cluster.open_in(OTHER, "default");
@@ -148,8 +148,8 @@ fn full_cluster(sabotage: Sabotage) -> Cluster {
 }
 
 /// Whether the third request of a client is refused.
-fn third_is_busy(sabotage: Sabotage) -> bool {
-    let mut cluster = full_cluster(sabotage);
+fn third_is_busy(mutant: Mutant) -> bool {
+    let mut cluster = full_cluster(mutant);
     let first = [watch(9 * UNIT), waiting_put("a")].map(|it| cluster.send_from(CLIENT, it));
     assert!(!first.iter().any(|it| cluster.is_busy(*it)));
     let third = cluster.send_from(CLIENT, watch(9 * UNIT));
@@ -157,8 +157,8 @@ fn third_is_busy(sabotage: Sabotage) -> bool {
 }
 
 /// Whether the fourth request of a namespace is refused.
-fn fourth_is_busy(sabotage: Sabotage) -> bool {
-    let mut cluster = full_cluster(sabotage);
+fn fourth_is_busy(mutant: Mutant) -> bool {
+    let mut cluster = full_cluster(mutant);
     let first = [CLIENT, CLIENT, OTHER].map(|conn| cluster.send_from(conn, watch(9 * UNIT)));
     assert!(!first.iter().any(|it| cluster.is_busy(*it)));
     let fourth = cluster.send_from(OTHER, waiting_put("a"));
@@ -170,8 +170,8 @@ fn fourth_is_busy(sabotage: Sabotage) -> bool {
 
 #[test]
 fn waiting_requests_of_a_client_are_bounded() {
-    assert!(third_is_busy(Sabotage::None));
-    let mut cluster = full_cluster(Sabotage::None);
+    assert!(third_is_busy(Mutant::None));
+    let mut cluster = full_cluster(Mutant::None);
     let first = [waiting_put("a"), watch(9 * UNIT)].map(|it| cluster.send_from(CLIENT, it));
     for request in [waiting_put("b"), watch(9 * UNIT)] {
         let id = cluster.send_from(CLIENT, request);
@@ -196,12 +196,12 @@ fn waiting_requests_of_a_client_are_bounded() {
 
 #[test]
 fn waiting_requests_of_a_namespace_are_bounded() {
-    assert!(fourth_is_busy(Sabotage::None));
+    assert!(fourth_is_busy(Mutant::None));
 }
 
 #[test]
 fn requests_of_every_kind_count_while_they_wait() {
-    let mut cluster = full_cluster(Sabotage::None);
+    let mut cluster = full_cluster(Mutant::None);
     let open = crate::message::OpenStream { name: "s".into(), ..Default::default() };
     assert!(matches!(cluster.ask(ClientToMaster::OpenStream(open)), Some(Reply::Stream(_))));
     cluster.hold_up(0);
@@ -261,10 +261,10 @@ fn queues_of_puts_are_served_in_pieces_and_in_turn() {
 }
 
 /// Whether a client may add a namespace beyond the limit, and whether an unused one is forgotten.
-fn namespaces_at_the_limit(sabotage: Sabotage) -> (bool, bool) {
+fn namespaces_at_the_limit(mutant: Mutant) -> (bool, bool) {
     let mut cluster = Cluster::with(&[4 * UNIT], |it| {
         (it.limits.namespaces_max, it.limits.namespaces_kept) = (3, 0);
-        it.sabotage = sabotage;
+        it.mutant = mutant;
     });
     cluster.open_in(ConnId(10), "a");
     cluster.open_in(ConnId(11), "b");
@@ -281,13 +281,12 @@ fn namespaces_at_the_limit(sabotage: Sabotage) -> (bool, bool) {
 
 #[test]
 fn namespaces_are_bounded() {
-    assert_eq!(namespaces_at_the_limit(Sabotage::None), (false, true));
+    assert_eq!(namespaces_at_the_limit(Mutant::None), (false, true));
 }
 
 /// How many of 16 namespaces the clients of a token may add that covers some of them.
-fn namespaces_of_a_token(sabotage: Sabotage) -> u64 {
-    let mut cluster =
-        Cluster::with(&[4 * UNIT], |it| (it.limits.namespaces_max, it.sabotage) = (16, sabotage));
+fn namespaces_of_a_token(mutant: Mutant) -> u64 {
+    let mut cluster = Cluster::with(&[4 * UNIT], |it| (it.limits.namespaces_max, it.mutant) = (16, mutant));
     let limited = |text| Namespaces::Some(vec![NamePattern::new(text).unwrap()]);
     let added = (0..).find(|at| {
         let name = format!("team-{at}");
@@ -295,7 +294,7 @@ fn namespaces_of_a_token(sabotage: Sabotage) -> u64 {
         is_admitted.then(|| cluster.open_in(ConnId(10 + at), &name)).is_none()
     });
     let added = added.unwrap_or_default();
-    if sabotage == Sabotage::None {
+    if mutant == Mutant::None {
         assert!(cluster.master.admits("team-1", &limited("team-*")).is_ok(), "it is known");
         for token in [limited("other-*"), Namespaces::All] {
             assert!(cluster.master.admits("other-1", &token).is_ok());
@@ -307,7 +306,7 @@ fn namespaces_of_a_token(sabotage: Sabotage) -> u64 {
 
 #[test]
 fn token_leaves_namespaces_to_others() {
-    assert_eq!(namespaces_of_a_token(Sabotage::None), 14);
+    assert_eq!(namespaces_of_a_token(Mutant::None), 14);
 }
 
 #[test]
@@ -382,8 +381,8 @@ fn forgotten_namespace_hands_nothing_to_its_successor() {
 }
 
 /// How many namespaces an answer lists if there are two more than the limit.
-fn namespaces_listed(sabotage: Sabotage) -> usize {
-    let mut cluster = Cluster::with(&[4 * UNIT], |it| it.sabotage = sabotage);
+fn namespaces_listed(mutant: Mutant) -> usize {
+    let mut cluster = Cluster::with(&[4 * UNIT], |it| it.mutant = mutant);
     for at in 0..=NAMESPACES_LISTED_MAX as u64 {
         cluster.open_in(ConnId(10_000 + at), &format!("namespace {at}"));
     }
@@ -396,13 +395,13 @@ fn namespaces_listed(sabotage: Sabotage) -> usize {
 
 #[test]
 fn answer_lists_the_namespaces_that_use_most() {
-    assert_eq!(namespaces_listed(Sabotage::None), NAMESPACES_LISTED_MAX);
+    assert_eq!(namespaces_listed(Mutant::None), NAMESPACES_LISTED_MAX);
 }
 
 /// Clients of two namespaces send requests that wait, cancel, leave and return, as a seed says. Returns the
 /// first limit that was exceeded.
-fn hostile_clients(sabotage: Sabotage, seed: u64) -> Result<(), String> {
-    let mut cluster = full_cluster(sabotage);
+fn hostile_clients(mutant: Mutant, seed: u64) -> Result<(), String> {
+    let mut cluster = full_cluster(mutant);
     let mut state = seed;
     let mut draw = |below: u64| {
         state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
@@ -450,12 +449,12 @@ fn hostile_clients(sabotage: Sabotage, seed: u64) -> Result<(), String> {
 
 #[test]
 fn hostile_clients_stay_within_their_limits() {
-    (0..50).for_each(|seed| assert_eq!(hostile_clients(Sabotage::None, seed), Ok(())));
+    (0..50).for_each(|seed| assert_eq!(hostile_clients(Mutant::None, seed), Ok(())));
 }
 
 /// Whether a regular expression of that length is accepted, and one that needs much memory.
-fn accepts_expressions(sabotage: Sabotage, len: usize) -> [bool; 2] {
-    let mut cluster = Cluster::with(&[UNIT], |it| it.sabotage = sabotage);
+fn accepts_expressions(mutant: Mutant, len: usize) -> [bool; 2] {
+    let mut cluster = Cluster::with(&[UNIT], |it| it.mutant = mutant);
     ["k".repeat(len), r"(\w{60}){60}".to_owned()].map(|text| {
         let pattern = Pattern::Regex(text);
         let list = List { pattern, pinned_by: None, cursor: 0, limit: 100, report_wait_ms: 0 };
@@ -469,14 +468,14 @@ fn accepts_expressions(sabotage: Sabotage, len: usize) -> [bool; 2] {
 
 #[test]
 fn regular_expressions_are_bounded() {
-    assert_eq!(accepts_expressions(Sabotage::None, REGEX_TEXT_BYTES_MAX), [true, false]);
-    assert_eq!(accepts_expressions(Sabotage::None, REGEX_TEXT_BYTES_MAX + 1), [false, false]);
+    assert_eq!(accepts_expressions(Mutant::None, REGEX_TEXT_BYTES_MAX), [true, false]);
+    assert_eq!(accepts_expressions(Mutant::None, REGEX_TEXT_BYTES_MAX + 1), [false, false]);
 }
 
 /// The number of pages of a listing with a regular expression, and of pieces of a delete, over three keys of
 /// maximum length.
-fn regex_over_long_keys(sabotage: Sabotage) -> (usize, usize) {
-    let mut cluster = Cluster::with(&[], |it| it.sabotage = sabotage);
+fn regex_over_long_keys(mutant: Mutant) -> (usize, usize) {
+    let mut cluster = Cluster::with(&[], |it| it.mutant = mutant);
     cluster.add_node(8 << 20, |it| it.heap_bytes = 4 << 20);
     for at in 0..3 {
         let name = format!("{at}{}", "k".repeat(KEY_BYTES_MAX - 1));
@@ -507,5 +506,5 @@ fn regex_over_long_keys(sabotage: Sabotage) -> (usize, usize) {
 
 #[test]
 fn expressions_compare_a_bounded_number_of_bytes_at_a_time() {
-    assert_eq!(regex_over_long_keys(Sabotage::None), (3, 3));
+    assert_eq!(regex_over_long_keys(Mutant::None), (3, 3));
 }

@@ -285,7 +285,7 @@ fn unreceived_copy_of_a_joining_node_is_kept() {
 
 /// An object with two copies. The link of one node breaks before it receives the commit of its copy.
 /// Returns the locations of both.
-fn with_an_unheard_copy() -> (Cluster, [Location; 2]) {
+fn with_an_unconfirmed_copy() -> (Cluster, [Location; 2]) {
     let mut cluster = Cluster::new(&[4 * UNIT, 4 * UNIT]);
     let twice = PutOptions { replicas: 2, ..plain() };
     let ReserveOutcome::Space(space) = cluster.reserve("k", UNIT, twice.clone()) else { panic!() };
@@ -306,7 +306,7 @@ fn with_an_unheard_copy() -> (Cluster, [Location; 2]) {
 
 #[test]
 fn unreceived_copy_is_retired_when_its_node_returns() {
-    let (mut cluster, [home, other]) = with_an_unheard_copy();
+    let (mut cluster, [home, other]) = with_an_unconfirmed_copy();
     let away = other.segment.0 as usize - 1;
     assert_eq!(cluster.nodes[away].usage().granted, UNIT);
     cluster.link(away);
@@ -321,7 +321,7 @@ fn unreceived_copy_is_retired_when_its_node_returns() {
 
 #[test]
 fn delete_waits_for_the_retire_of_an_unannounced_copy() {
-    let (mut cluster, [_, other]) = with_an_unheard_copy();
+    let (mut cluster, [_, other]) = with_an_unconfirmed_copy();
     let away = other.segment.0 as usize - 1;
     let name = format!("node{}", away + 1);
     // It returns, and its link breaks again before the reply arrives.

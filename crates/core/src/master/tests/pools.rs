@@ -75,20 +75,20 @@ fn pool_of_an_earlier_boot_is_lost() {
     assert_eq!(cluster.nodes[0].usage().objects, 0);
 }
 
-#[cfg(feature = "sabotage")]
+#[cfg(feature = "mutants")]
 #[test]
 fn mutant_of_pools_is_noticed() {
     for restarts in [false, true] {
-        let cluster = Cluster::with_a_pool(|config| config.sabotage = Sabotage::ReplaceThePool);
+        let cluster = Cluster::with_a_pool(|config| config.mutant = Mutant::ReplaceThePool);
         assert_ne!(cluster.find_the_pool_later(restarts), [true, false], "{restarts}");
     }
 }
 
 /// A put on a full node of which earlier clients may still view `unlisted` retired bytes: whether it gets
 /// space, and how many of the eight objects are left.
-fn put_on_a_restarted_node(unlisted: u64, sabotage: Sabotage) -> (bool, usize) {
+fn put_on_a_restarted_node(unlisted: u64, mutant: Mutant) -> (bool, usize) {
     let mut cluster = Cluster::new(&[8 * UNIT]);
-    cluster.master.objects.cx.config.sabotage = sabotage;
+    cluster.master.objects.cx.config.mutant = mutant;
     let keys: Vec<_> = (0..8).map(|it| format!("k{it}")).collect();
     for key in &keys {
         cluster.put(key, UNIT, plain());
@@ -104,14 +104,14 @@ fn put_on_a_restarted_node(unlisted: u64, sabotage: Sabotage) -> (bool, usize) {
 
 #[test]
 fn nothing_more_is_evicted_while_enough_memory_waits_for_lists_of_views() {
-    assert_eq!(put_on_a_restarted_node(0, Sabotage::None), (true, 7));
-    assert_eq!(put_on_a_restarted_node(UNIT, Sabotage::None), (false, 8));
+    assert_eq!(put_on_a_restarted_node(0, Mutant::None), (true, 7));
+    assert_eq!(put_on_a_restarted_node(UNIT, Mutant::None), (false, 8));
     // What waits is not enough.
-    assert_eq!(put_on_a_restarted_node(UNIT - 1, Sabotage::None), (true, 7));
+    assert_eq!(put_on_a_restarted_node(UNIT - 1, Mutant::None), (true, 7));
 }
 
-#[cfg(feature = "sabotage")]
+#[cfg(feature = "mutants")]
 #[test]
 fn mutant_of_lists_is_noticed() {
-    assert_eq!(put_on_a_restarted_node(UNIT, Sabotage::EvictUnlisted), (true, 7));
+    assert_eq!(put_on_a_restarted_node(UNIT, Mutant::EvictUnlisted), (true, 7));
 }

@@ -7,7 +7,7 @@ use tiffin_node::{Event as NodeEvent, NodeConfig};
 use super::{CLIENT, Cluster, UNIT, generation, key, pinned, plain, twice};
 use crate::{
     ClientId, RequestId,
-    master::{ClientToMaster, Event, MasterConfig, RepairConfig, Sabotage},
+    master::{ClientToMaster, Event, MasterConfig, Mutant, RepairConfig},
     message::{
         CommitItem, CommitOutcome, CopyStat, CopyWait, Decide, DecideItem, FetchItem, ForgetNode, Here,
         MemberToMaster, Policy, PutOptions, ReserveOutcome, ResolveOutcome, Why,
@@ -269,14 +269,14 @@ fn no_copies_are_made_where_the_operator_wants_none() {
     let mut cluster = Cluster::of_copies(&[8, 8], |config| config.tier.repair.copies_max = 0);
     cluster.put("a", UNIT, twice());
     cluster.lose(1);
-    cluster.add_node(8 * UNIT, |config: &mut NodeConfig| config.sabotage = Sabotage::None);
+    cluster.add_node(8 * UNIT, |config: &mut NodeConfig| config.mutant = Mutant::None);
     assert_eq!(cluster.repair_after(DELAY_MS), CopyStat::default());
     assert!(!cluster.master.has_work());
 }
 
 /// The number of copies that are made within some seconds, if the emptiest node has no space for names.
-fn made_beside_a_node_without_heap(sabotage: Sabotage) -> u64 {
-    let mut cluster = Cluster::of_copies(&[8, 8], |config| config.sabotage = sabotage);
+fn made_beside_a_node_without_heap(mutant: Mutant) -> u64 {
+    let mut cluster = Cluster::of_copies(&[8, 8], |config| config.mutant = mutant);
     cluster.put("a", UNIT, twice());
     cluster.put("filler", UNIT, PutOptions { preferred: vec!["node1".into()], ..plain() });
     let no_heap = |config: &mut NodeConfig| config.heap_bytes = 0;
@@ -288,18 +288,18 @@ fn made_beside_a_node_without_heap(sabotage: Sabotage) -> u64 {
 
 #[test]
 fn a_copy_that_failed_is_made_on_another_node() {
-    assert_eq!(made_beside_a_node_without_heap(Sabotage::None), 1);
+    assert_eq!(made_beside_a_node_without_heap(Mutant::None), 1);
 }
 
-#[cfg(feature = "sabotage")]
+#[cfg(feature = "mutants")]
 #[test]
 fn mutant_of_failed_copies_is_noticed() {
-    assert_eq!(made_beside_a_node_without_heap(Sabotage::RepairAtOneNode), 0);
+    assert_eq!(made_beside_a_node_without_heap(Mutant::RepairAtOneNode), 0);
 }
 
 /// The number of copies that are made within some seconds, if a copy fails on the only node with memory.
-fn made_on_the_node_that_failed(sabotage: Sabotage) -> u64 {
-    let mut cluster = Cluster::of_copies(&[8, 8], |config| config.sabotage = sabotage);
+fn made_on_the_node_that_failed(mutant: Mutant) -> u64 {
+    let mut cluster = Cluster::of_copies(&[8, 8], |config| config.mutant = mutant);
     cluster.put("a", 2 * UNIT, twice());
     cluster.lose(1);
     cluster.add_node(8 * UNIT, |_| ());
@@ -313,19 +313,19 @@ fn made_on_the_node_that_failed(sabotage: Sabotage) -> u64 {
 
 #[test]
 fn a_node_that_failed_is_tried_again_if_no_other_has_memory() {
-    assert_eq!(made_on_the_node_that_failed(Sabotage::None), 1);
+    assert_eq!(made_on_the_node_that_failed(Mutant::None), 1);
 }
 
-#[cfg(feature = "sabotage")]
+#[cfg(feature = "mutants")]
 #[test]
 fn mutant_of_a_node_that_failed_is_noticed() {
-    assert_eq!(made_on_the_node_that_failed(Sabotage::RepairNeverAgain), 0);
+    assert_eq!(made_on_the_node_that_failed(Mutant::RepairNeverAgain), 0);
 }
 
 /// Whether an object is known whose last copy is on a node that could not report it: before the node returns,
 /// and afterwards.
-fn is_known_on_a_silent_node(sabotage: Sabotage) -> [bool; 2] {
-    let mut cluster = Cluster::of_copies(&[8, 8, 8], |config| config.sabotage = sabotage);
+fn is_known_on_a_silent_node(mutant: Mutant) -> [bool; 2] {
+    let mut cluster = Cluster::of_copies(&[8, 8, 8], |config| config.mutant = mutant);
     cluster.put("a", UNIT, twice());
     let (on, 2) = cluster.copies("a") else { panic!() };
     let other = (0..3).find(|it| !on.contains(it)).unwrap();
@@ -347,19 +347,19 @@ fn is_known_on_a_silent_node(sabotage: Sabotage) -> [bool; 2] {
 
 #[test]
 fn written_copy_keeps_its_object_until_its_node_returns() {
-    assert_eq!(is_known_on_a_silent_node(Sabotage::None), [true, true]);
+    assert_eq!(is_known_on_a_silent_node(Mutant::None), [true, true]);
 }
 
-#[cfg(feature = "sabotage")]
+#[cfg(feature = "mutants")]
 #[test]
 fn mutant_of_written_copies_is_noticed() {
-    assert_eq!(is_known_on_a_silent_node(Sabotage::ForgetUnheard), [false, false]);
+    assert_eq!(is_known_on_a_silent_node(Mutant::ForgetUnheard), [false, false]);
 }
 
 /// An object that an earlier master has stored, and whose home has not learned that: its client commits when
 /// a lost copy was made at that home, or is being made. Returns the copies that the home has, and the master.
-fn copies_after_a_late_commit(is_made: bool, sabotage: Sabotage) -> (usize, u32) {
-    let mut cluster = Cluster::of_copies(&[8, 8], |config| config.sabotage = sabotage);
+fn copies_after_a_late_commit(is_made: bool, mutant: Mutant) -> (usize, u32) {
+    let mut cluster = Cluster::of_copies(&[8, 8], |config| config.mutant = mutant);
     let ReserveOutcome::Space(space) = cluster.reserve("a", UNIT, twice()) else { panic!("full") };
     let (home, other) = (space[0].location, space[1].location);
     let at = home.segment.0 as usize - 1;
@@ -389,20 +389,20 @@ fn copies_after_a_late_commit(is_made: bool, sabotage: Sabotage) -> (usize, u32)
 #[test]
 fn home_that_got_a_copy_meanwhile_keeps_one() {
     for is_made in [true, false] {
-        assert_eq!(copies_after_a_late_commit(is_made, Sabotage::None), (1, 2), "{is_made}");
+        assert_eq!(copies_after_a_late_commit(is_made, Mutant::None), (1, 2), "{is_made}");
     }
 }
 
-#[cfg(feature = "sabotage")]
+#[cfg(feature = "mutants")]
 #[test]
 fn mutant_of_second_copies_is_noticed() {
-    assert_eq!(copies_after_a_late_commit(true, Sabotage::KeepSecondCopy).0, 2);
+    assert_eq!(copies_after_a_late_commit(true, Mutant::KeepSecondCopy).0, 2);
 }
 
 /// The number of copies that are made within some seconds, after a copy has failed on every node. The
 /// emptiest one never has space for the name.
-fn made_after_all_have_failed(sabotage: Sabotage) -> u64 {
-    let mut cluster = Cluster::of_copies(&[8, 8], |config| config.sabotage = sabotage);
+fn made_after_all_have_failed(mutant: Mutant) -> u64 {
+    let mut cluster = Cluster::of_copies(&[8, 8], |config| config.mutant = mutant);
     cluster.put("a", UNIT, twice());
     cluster.lose(1);
     cluster.add_node(4 * UNIT, |_| ());
@@ -417,11 +417,11 @@ fn made_after_all_have_failed(sabotage: Sabotage) -> u64 {
 
 #[test]
 fn nodes_that_failed_take_turns() {
-    assert_eq!(made_after_all_have_failed(Sabotage::None), 1);
+    assert_eq!(made_after_all_have_failed(Mutant::None), 1);
 }
 
-#[cfg(feature = "sabotage")]
+#[cfg(feature = "mutants")]
 #[test]
 fn mutant_of_turns_of_failed_nodes_is_noticed() {
-    assert_eq!(made_after_all_have_failed(Sabotage::RepairOutOfTurn), 0);
+    assert_eq!(made_after_all_have_failed(Mutant::RepairOutOfTurn), 0);
 }

@@ -372,8 +372,8 @@ fn client_cannot_declare_another_client_dead() {
 }
 
 /// Consumes a sample while a node has not confirmed the retire of another copy of that name.
-fn consumed_beside_a_pending_copy(sabotage: Sabotage) -> Option<Reply> {
-    let mut cluster = Cluster::with(&[8 * UNIT; 2], |config| config.sabotage = sabotage);
+fn consumed_beside_a_pending_copy(mutant: Mutant) -> Option<Reply> {
+    let mut cluster = Cluster::with(&[8 * UNIT; 2], |config| config.mutant = mutant);
     let at = |node: &str| PutOptions { preferred: vec![node.into()], ..sample(Consumption::Once) };
     cluster.put("s", UNIT, at("node1"));
     let ReserveOutcome::Space(space) = cluster.reserve("s", UNIT, at("node2")) else { panic!() };
@@ -386,12 +386,12 @@ fn consumed_beside_a_pending_copy(sabotage: Sabotage) -> Option<Reply> {
 
 #[test]
 fn consumed_sample_has_no_copies_left() {
-    assert_eq!(consumed_beside_a_pending_copy(Sabotage::None), None, "the node has not confirmed");
+    assert_eq!(consumed_beside_a_pending_copy(Mutant::None), None, "the node has not confirmed");
 }
 
-#[cfg(feature = "sabotage")]
+#[cfg(feature = "mutants")]
 #[test]
 fn mutant_of_pending_copies_of_samples_is_noticed() {
     let freed = Some(Reply::Acked(vec![AckOutcome::Freed]));
-    assert_eq!(consumed_beside_a_pending_copy(Sabotage::FreeWithoutSurplus), freed);
+    assert_eq!(consumed_beside_a_pending_copy(Mutant::FreeWithoutSurplus), freed);
 }

@@ -64,8 +64,8 @@ fn eviction_frees_key_space() {
 }
 
 /// What is left after a put that needs adjacent pieces of memory, if there is space for it.
-fn left_by_a_large_put(sabotage: Sabotage) -> Option<String> {
-    let mut cluster = Cluster::with(&[], |config| config.sabotage = sabotage);
+fn left_by_a_large_put(mutant: Mutant) -> Option<String> {
+    let mut cluster = Cluster::with(&[], |config| config.mutant = mutant);
     cluster.add_node(8 * UNIT, |it| it.extents_max = 2);
     let names = ["a", "b", "c", "d", "e", "f", "g", "h"];
     put_all(&mut cluster, &names, UNIT);
@@ -78,14 +78,14 @@ fn left_by_a_large_put(sabotage: Sabotage) -> Option<String> {
 
 #[test]
 fn eviction_frees_contiguous_space() {
-    let left = left_by_a_large_put(Sabotage::None);
+    let left = left_by_a_large_put(Mutant::None);
     assert_eq!(left.as_deref(), Some("cegh"), "a was evicted, because it is adjacent to b");
 }
 
-#[cfg(feature = "sabotage")]
+#[cfg(feature = "mutants")]
 #[test]
 fn mutant_of_contiguous_space_is_noticed() {
-    assert_eq!(left_by_a_large_put(Sabotage::KeepPieces), None);
+    assert_eq!(left_by_a_large_put(Mutant::KeepPieces), None);
 }
 
 #[test]

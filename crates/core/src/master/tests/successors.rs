@@ -11,9 +11,9 @@ fn on(node: &str) -> PutOptions {
 
 /// A put has replaced an object on a node that is away. The retire of the older object is not saved yet, and
 /// the put is not answered, but clients see the new object.
-fn replaced(sabotage: Sabotage, options: PutOptions) -> (Cluster, RequestId) {
+fn replaced(mutant: Mutant, options: PutOptions) -> (Cluster, RequestId) {
     let mut cluster = Cluster::with(&[4 * UNIT, 2 * UNIT], |config| {
-        (config.durable, config.sabotage) = (true, sabotage);
+        (config.durable, config.mutant) = (true, mutant);
     });
     cluster.put("a", UNIT, on("node1"));
     cluster.unlink(0);
@@ -36,8 +36,8 @@ fn found_after_a_crash(mut cluster: Cluster) -> Option<u64> {
 }
 
 /// A put of a large object, for which the new one is evicted.
-fn evicting(sabotage: Sabotage) -> (Cluster, RequestId) {
-    let (mut cluster, _) = replaced(sabotage, on("node2"));
+fn evicting(mutant: Mutant) -> (Cluster, RequestId) {
+    let (mut cluster, _) = replaced(mutant, on("node2"));
     let items = vec![ReserveItem { key: key("b"), len: 2 * UNIT, options: plain() }];
     let id = cluster.send(ClientToMaster::Reserve(Reserve { items, ..Reserve::default() }));
     assert_eq!(cluster.resolve_later("a"), None, "its absence may not be final");
@@ -59,13 +59,13 @@ impl Cluster {
 
 #[test]
 fn evicted_object_does_not_bring_back_what_it_replaced() {
-    let (cluster, _) = evicting(Sabotage::None);
+    let (cluster, _) = evicting(Mutant::None);
     assert_eq!(found_after_a_crash(cluster), Some(2));
 }
 
 #[test]
 fn put_gets_the_memory_once_the_older_retire_is_saved() {
-    let (mut cluster, id) = evicting(Sabotage::None);
+    let (mut cluster, id) = evicting(Mutant::None);
     assert_eq!(cluster.has_space(id), None);
     cluster.sync();
     assert_eq!(cluster.has_space(id), Some(true));
@@ -74,7 +74,7 @@ fn put_gets_the_memory_once_the_older_retire_is_saved() {
 
 #[test]
 fn put_does_not_wait_once_the_older_retire_is_saved() {
-    let (mut cluster, put) = replaced(Sabotage::None, on("node2"));
+    let (mut cluster, put) = replaced(Mutant::None, on("node2"));
     cluster.sync();
     assert!(cluster.replies.contains_key(&put));
     // The owed retire is known to be saved: nothing else must be.
@@ -99,7 +99,7 @@ fn objects_of_one_node_are_retired_in_order() {
 #[test]
 fn expired_object_goes_after_what_it_replaced() {
     let options = PutOptions { ttl_ms: Some(TTL_MS), ..on("node2") };
-    let (mut cluster, _) = replaced(Sabotage::None, options);
+    let (mut cluster, _) = replaced(Mutant::None, options);
     cluster.wait(TTL_MS);
     assert_eq!(cluster.nodes[1].inventory().len(), 1, "what it has replaced is not owed in writing");
     let mut lost = cluster;
@@ -113,22 +113,22 @@ fn expired_object_goes_after_what_it_replaced() {
 
 #[test]
 fn dropped_object_does_not_bring_back_what_it_replaced() {
-    let (mut cluster, _) = replaced(Sabotage::None, on("node2"));
+    let (mut cluster, _) = replaced(Mutant::None, on("node2"));
     let drop = DeleteMatching { pattern: Pattern::All, force: true, wait_ms: 500 };
     assert_eq!(cluster.ask(ClientToMaster::DeleteMatching(drop)), None);
     assert_eq!(found_after_a_crash(cluster), Some(2));
 }
 
-#[cfg(feature = "sabotage")]
+#[cfg(feature = "mutants")]
 #[test]
 fn mutant_of_early_retires_is_noticed() {
-    let (cluster, _) = evicting(Sabotage::TellEarly);
+    let (cluster, _) = evicting(Mutant::TellEarly);
     assert_eq!(found_after_a_crash(cluster), Some(1));
 }
 
-#[cfg(feature = "sabotage")]
+#[cfg(feature = "mutants")]
 #[test]
 fn mutant_of_early_allocations_is_noticed() {
-    let (mut cluster, id) = evicting(Sabotage::AllocateFirst);
+    let (mut cluster, id) = evicting(Mutant::AllocateFirst);
     assert_eq!(cluster.has_space(id), Some(false), "the node refuses, and nothing else can be evicted");
 }

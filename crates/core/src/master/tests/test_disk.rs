@@ -262,7 +262,7 @@ impl Cluster {
 
 fn new_disk((epoch, instance): (u64, u64), recovered: Vec<Record>) -> Disk {
     let (segment, cluster) = (SegmentId(100), crate::ClusterId(0));
-    let config = DiskConfig { segment, epoch, instance, cluster, stamps: 0, sabotage: Sabotage::None };
+    let config = DiskConfig { segment, epoch, instance, cluster, stamps: 0, mutant: Mutant::None };
     Disk::new(config, recovered)
 }
 

@@ -5,7 +5,7 @@ use tiffin_node::disk;
 use super::{Cluster, UNIT, key, plain};
 use crate::{
     message::{ClientToMaster, Pin, PinOutcome, Reply, Why},
-    sabotage::Sabotage,
+    mutant::Mutant,
 };
 
 #[test]
@@ -67,9 +67,9 @@ fn refusal_counts_although_the_copy_was_dropped_before() {
 }
 
 /// How often objects are written to a disk that has no space for all of them, and drops the oldest each time.
-fn written_to_a_full_disk(sabotage: Sabotage) -> u64 {
+fn written_to_a_full_disk(mutant: Mutant) -> u64 {
     let mut cluster = Cluster::tiered(&[8], |config| {
-        (config.tier.ahead_percent, config.sabotage) = (100, sabotage);
+        (config.tier.ahead_percent, config.mutant) = (100, mutant);
     });
     ["a", "b", "c"].into_iter().for_each(|name| _ = cluster.put(name, UNIT, plain()));
     for _ in 0..10 {
@@ -82,13 +82,13 @@ fn written_to_a_full_disk(sabotage: Sabotage) -> u64 {
 
 #[test]
 fn dropped_object_is_not_written_again_at_once() {
-    assert_eq!(written_to_a_full_disk(Sabotage::None), 3);
+    assert_eq!(written_to_a_full_disk(Mutant::None), 3);
 }
 
-#[cfg(feature = "sabotage")]
+#[cfg(feature = "mutants")]
 #[test]
 fn mutant_of_writing_again_is_noticed() {
-    assert_eq!(written_to_a_full_disk(Sabotage::WriteAheadAgain), 13);
+    assert_eq!(written_to_a_full_disk(Mutant::WriteAheadAgain), 13);
 }
 
 #[test]

@@ -22,7 +22,7 @@ pub(super) fn new_test_disk(index: u64) -> TestDisk {
         instance: 0,
         cluster: crate::ClusterId(0),
         stamps: 0,
-        sabotage: Sabotage::None,
+        mutant: Mutant::None,
     };
     TestDisk {
         core: Disk::new(config, Vec::new()),

@@ -45,18 +45,18 @@ impl Cluster {
 }
 
 /// A full node, and the limits of tests.
-fn full(sabotage: Sabotage) -> Cluster {
+fn full(mutant: Mutant) -> Cluster {
     let mut cluster = Cluster::with(&[UNIT], |it| {
         it.limits.waiting_token_max = 3;
-        it.sabotage = sabotage;
+        it.mutant = mutant;
     });
     cluster.put("full", UNIT, pinned());
     cluster
 }
 
 /// How many of four clients of one token may wait, where three are the limit.
-fn waiting_of_a_token(sabotage: Sabotage) -> usize {
-    let mut cluster = full(sabotage);
+fn waiting_of_a_token(mutant: Mutant) -> usize {
+    let mut cluster = full(mutant);
     let wait = |number| {
         let conn = cluster.open_with(number, TOKEN);
         cluster.waits(conn, waiting_put("a"))
@@ -66,8 +66,8 @@ fn waiting_of_a_token(sabotage: Sabotage) -> usize {
 
 #[test]
 fn waiting_requests_of_a_token_are_bounded() {
-    assert_eq!(waiting_of_a_token(Sabotage::None), 3);
-    let mut cluster = full(Sabotage::None);
+    assert_eq!(waiting_of_a_token(Mutant::None), 3);
+    let mut cluster = full(Mutant::None);
     let conns: Vec<_> = (0..4).map(|it| cluster.open_with(it, TOKEN)).collect();
     let waits: Vec<_> = conns.iter().map(|it| cluster.waits(*it, watch(9 * UNIT))).collect();
     assert_eq!(waits, [true, true, true, false]);
@@ -85,13 +85,13 @@ fn waiting_requests_of_a_token_are_bounded() {
 
 /// How many of three requests of 1000 bytes each may wait, of one client and of three clients of one token,
 /// where 3000 bytes are the limit of a client and 2600 that of a token.
-fn waiting_bytes(sabotage: Sabotage) -> [usize; 2] {
+fn waiting_bytes(mutant: Mutant) -> [usize; 2] {
     let request = || waiting_put(&"k".repeat(1000));
     let limited = || {
         Cluster::with(&[UNIT], |it| {
             it.limits.waiting_client_bytes_max = 3000;
             it.limits.waiting_token_bytes_max = 2600;
-            it.sabotage = sabotage;
+            it.mutant = mutant;
         })
     };
     let mut cluster = limited();
@@ -101,7 +101,7 @@ fn waiting_bytes(sabotage: Sabotage) -> [usize; 2] {
     cluster.put("full", UNIT, pinned());
     let conns: Vec<_> = (0..3).map(|it| cluster.open_with(it, TOKEN)).collect();
     let of_token = conns.iter().filter(|it| cluster.waits(**it, request())).count();
-    if sabotage == Sabotage::None {
+    if mutant == Mutant::None {
         let stats = ["waiting_bytes_per_client", "waiting_bytes_per_token"].map(|it| cluster.limit(it));
         assert_eq!(stats.map(|it| (it.max, it.reached)), [(3000, 0), (2600, 1)]);
         assert!(stats[1].used > 2000 && stats[1].used <= 2600, "{stats:?}");
@@ -116,19 +116,19 @@ fn waiting_bytes(sabotage: Sabotage) -> [usize; 2] {
 
 #[test]
 fn keys_of_waiting_requests_are_bounded_in_bytes() {
-    assert_eq!(waiting_bytes(Sabotage::None), [2, 2]);
+    assert_eq!(waiting_bytes(Mutant::None), [2, 2]);
 }
 
 /// How many of 32 units two clients of one token get, and then one of another token.
-fn reserved_by_a_token(sabotage: Sabotage) -> [usize; 3] {
-    let mut cluster = Cluster::with(&[32 * UNIT], |it| it.sabotage = sabotage);
+fn reserved_by_a_token(mutant: Mutant) -> [usize; 3] {
+    let mut cluster = Cluster::with(&[32 * UNIT], |it| it.mutant = mutant);
     cluster.share();
     let conns = [(0, TOKEN), (1, TOKEN), (2, ANOTHER)].map(|(it, token)| cluster.open_with(it, token));
     let counts = conns.map(|conn| {
         let outcomes = (0..32).map(|at| cluster.reserve_from(conn, &[&format!("{at}")], plain()).remove(0));
         outcomes.filter(|it| matches!(it, ReserveOutcome::Space(_))).count()
     });
-    if sabotage == Sabotage::None {
+    if mutant == Mutant::None {
         let refused = cluster.reserve_from(conns[1], &["more"], plain()).remove(0);
         assert_eq!(lacks(&refused), Some(Resource::Share));
         assert_eq!(cluster.limit("reserved_bytes_per_client").used, 30 * UNIT);
@@ -138,7 +138,7 @@ fn reserved_by_a_token(sabotage: Sabotage) -> [usize; 3] {
 
 #[test]
 fn reservations_of_a_token_leave_memory_to_others() {
-    assert_eq!(reserved_by_a_token(Sabotage::None), [30, 0, 1]);
+    assert_eq!(reserved_by_a_token(Mutant::None), [30, 0, 1]);
 }
 
 #[test]
@@ -185,10 +185,10 @@ fn leases_of_a_token_are_bounded_in_number() {
 
 /// How many of three pinned objects each of three clients can put, and then pins of an object that is there.
 /// Two have one token, of which four pins are the limit, and namespaces of their own. One has another token.
-fn pins_of_a_token(sabotage: Sabotage) -> [[usize; 2]; 3] {
+fn pins_of_a_token(mutant: Mutant) -> [[usize; 2]; 3] {
     let mut cluster = Cluster::with(&[32 * UNIT], |it| {
         it.limits.pins_token_max = 4;
-        it.sabotage = sabotage;
+        it.mutant = mutant;
     });
     let conns = [(0, TOKEN), (1, TOKEN), (2, ANOTHER)].map(|(it, token)| cluster.open_with(it, token));
     assert!(conns.iter().all(|it| cluster.put_from(*it, "plain", plain())));
@@ -206,7 +206,7 @@ fn pins_of_a_token(sabotage: Sabotage) -> [[usize; 2]; 3] {
         let by_put = (0..3).filter(|it| put(&mut cluster, conn, &it.to_string())).count();
         [by_put, usize::from(pin(&mut cluster, conn))]
     });
-    if sabotage == Sabotage::None {
+    if mutant == Mutant::None {
         let stat = cluster.limit("pins_per_token");
         assert_eq!((stat.max, stat.used, stat.reached), (4, 4, 4));
         // A pin that ends leaves a place, and a client without such a token does not notice.
@@ -224,14 +224,14 @@ fn pins_of_a_token(sabotage: Sabotage) -> [[usize; 2]; 3] {
 
 #[test]
 fn pins_of_a_token_are_bounded() {
-    assert_eq!(pins_of_a_token(Sabotage::None), [[3, 1], [0, 0], [3, 1]]);
+    assert_eq!(pins_of_a_token(Mutant::None), [[3, 1], [0, 0], [3, 1]]);
 }
 
 /// How many requests of two clients of one token, and then of another client, wait for a member that is away.
-fn deferred(sabotage: Sabotage) -> [usize; 2] {
+fn deferred(mutant: Mutant) -> [usize; 2] {
     let mut cluster = Cluster::durable(&[10 * UNIT]);
     cluster.restart_alone(6);
-    cluster.master.objects.cx.config.sabotage = sabotage;
+    cluster.master.objects.cx.config.mutant = mutant;
     let conns = [(0, TOKEN), (1, TOKEN), (2, None)].map(|(it, token)| cluster.greet(it, token));
     let resolve =
         ClientToMaster::Resolve(Resolve { keys: vec![key("a")], report_wait_ms: 500, ..Resolve::default() });
@@ -241,7 +241,7 @@ fn deferred(sabotage: Sabotage) -> [usize; 2] {
         ids.into_iter().filter(|it| !cluster.replies.contains_key(it)).count()
     };
     let counts = [defer(&conns[..2], PARKED_MAX), defer(&conns[2..], 10)];
-    if sabotage == Sabotage::None {
+    if mutant == Mutant::None {
         let stat = cluster.limit("waiting_for_members");
         assert_eq!(stat.max, CLIENTS_PARKED_MAX as u64);
         assert_eq!(stat.used, counts.iter().sum::<usize>() as u64);
@@ -252,15 +252,15 @@ fn deferred(sabotage: Sabotage) -> [usize; 2] {
 
 #[test]
 fn requests_that_wait_for_members_leave_places_to_others() {
-    let [of_token, of_other] = deferred(Sabotage::None);
+    let [of_token, of_other] = deferred(Mutant::None);
     assert_eq!((of_token, of_other), (CLIENTS_PARKED_MAX / 16 * 15, 10));
     assert!(of_token + of_other < PARKED_MAX * 7 / 8, "the rest is for nodes");
 }
 
 /// When two objects of a client without such a token are written through, in the order of all writes, while
 /// three namespaces of one token have put four each.
-fn turns_beside_a_token(sabotage: Sabotage) -> [usize; 2] {
-    let mut cluster = Cluster::tiered(&[16], |config| config.sabotage = sabotage);
+fn turns_beside_a_token(mutant: Mutant) -> [usize; 2] {
+    let mut cluster = Cluster::tiered(&[16], |config| config.mutant = mutant);
     cluster.write_through();
     let policy = Policy { demotion: Some(Demotion::WriteThrough), ..Policy::default() };
     cluster.disks[0].held_up = true;
@@ -277,16 +277,16 @@ fn turns_beside_a_token(sabotage: Sabotage) -> [usize; 2] {
 
 #[test]
 fn namespaces_of_a_token_take_turns_together() {
-    assert_eq!(turns_beside_a_token(Sabotage::None), [6, 7]);
+    assert_eq!(turns_beside_a_token(Mutant::None), [6, 7]);
 }
 
-#[cfg(feature = "sabotage")]
+#[cfg(feature = "mutants")]
 #[test]
 fn mutants_of_tokens_are_noticed() {
-    assert_eq!(waiting_of_a_token(Sabotage::TokenWaitsAnyhow), 4);
-    assert_eq!(waiting_bytes(Sabotage::WaitWithAnyBytes), [3, 3]);
-    assert_eq!(reserved_by_a_token(Sabotage::ShareOfEachClient), [30, 1, 0]);
-    assert_eq!(pins_of_a_token(Sabotage::PinsOfEachNamespace), [[3, 1]; 3]);
-    assert_eq!(deferred(Sabotage::DeferForOne), [PARKED_MAX, 0]);
-    assert_ne!(turns_beside_a_token(Sabotage::TurnsOfEachNamespace), [6, 7]);
+    assert_eq!(waiting_of_a_token(Mutant::TokenWaitsAnyhow), 4);
+    assert_eq!(waiting_bytes(Mutant::WaitWithAnyBytes), [3, 3]);
+    assert_eq!(reserved_by_a_token(Mutant::ShareOfEachClient), [30, 1, 0]);
+    assert_eq!(pins_of_a_token(Mutant::PinsOfEachNamespace), [[3, 1]; 3]);
+    assert_eq!(deferred(Mutant::DeferForOne), [PARKED_MAX, 0]);
+    assert_ne!(turns_beside_a_token(Mutant::TurnsOfEachNamespace), [6, 7]);
 }

@@ -12,8 +12,8 @@ fn resolve(name: &str) -> ClientToMaster {
 }
 
 impl Cluster {
-    fn durable_with(capacities: &[u64], sabotage: Sabotage) -> Self {
-        Self::with(capacities, |config| (config.durable, config.sabotage) = (true, sabotage))
+    fn durable_with(capacities: &[u64], mutant: Mutant) -> Self {
+        Self::with(capacities, |config| (config.durable, config.mutant) = (true, mutant))
     }
 
     /// Whether a lookup found its object, if it is answered.
@@ -35,8 +35,8 @@ struct AskedAgain {
 }
 
 impl AskedAgain {
-    fn new(sabotage: Sabotage) -> Self {
-        let mut cluster = Cluster::durable_with(&[4 * UNIT, 4 * UNIT], sabotage);
+    fn new(mutant: Mutant) -> Self {
+        let mut cluster = Cluster::durable_with(&[4 * UNIT, 4 * UNIT], mutant);
         let ReserveOutcome::Space(space) = cluster.reserve("a", UNIT, keep()) else {
             panic!("there is space")
         };
@@ -54,26 +54,26 @@ impl AskedAgain {
 }
 
 /// Whether a lookup finds an object whose home asks at the same time.
-fn is_found_after_the_reports(sabotage: Sabotage) -> bool {
-    let AskedAgain { mut cluster, home, lookup, .. } = AskedAgain::new(sabotage);
+fn is_found_after_the_reports(mutant: Mutant) -> bool {
+    let AskedAgain { mut cluster, home, lookup, .. } = AskedAgain::new(mutant);
     cluster.link(1 - home);
     cluster.was_found(lookup).unwrap()
 }
 
 #[test]
 fn decisions_are_repeated_before_lookups_are_answered() {
-    assert!(is_found_after_the_reports(Sabotage::None));
+    assert!(is_found_after_the_reports(Mutant::None));
 }
 
-#[cfg(feature = "sabotage")]
+#[cfg(feature = "mutants")]
 #[test]
 fn mutant_of_repeated_decisions_is_noticed() {
-    assert!(!is_found_after_the_reports(Sabotage::AnswerUndecided));
+    assert!(!is_found_after_the_reports(Mutant::AnswerUndecided));
 }
 
 /// What the lookup says after the home was disconnected before it had an answer, and after it has returned.
-fn found_without_the_home(sabotage: Sabotage) -> [Option<bool>; 2] {
-    let AskedAgain { mut cluster, home, decide, lookup } = AskedAgain::new(sabotage);
+fn found_without_the_home(mutant: Mutant) -> [Option<bool>; 2] {
+    let AskedAgain { mut cluster, home, decide, lookup } = AskedAgain::new(mutant);
     cluster.unlink(home);
     cluster.link(1 - home);
     let before = cluster.was_found(lookup);
@@ -85,18 +85,18 @@ fn found_without_the_home(sabotage: Sabotage) -> [Option<bool>; 2] {
 
 #[test]
 fn member_with_an_unanswered_question_has_not_reported() {
-    assert_eq!(found_without_the_home(Sabotage::None), [None, Some(true)]);
+    assert_eq!(found_without_the_home(Mutant::None), [None, Some(true)]);
 }
 
-#[cfg(feature = "sabotage")]
+#[cfg(feature = "mutants")]
 #[test]
 fn mutant_of_unanswered_questions_is_noticed() {
-    assert_eq!(found_without_the_home(Sabotage::ForgetUnanswered), [Some(false), Some(true)]);
+    assert_eq!(found_without_the_home(Mutant::ForgetUnanswered), [Some(false), Some(true)]);
 }
 
 /// What a lookup says during a delete that is neither confirmed nor saved: at once, and once it is saved.
-fn found_during_a_delete(sabotage: Sabotage) -> [Option<bool>; 2] {
-    let mut cluster = Cluster::durable_with(&[4 * UNIT], sabotage);
+fn found_during_a_delete(mutant: Mutant) -> [Option<bool>; 2] {
+    let mut cluster = Cluster::durable_with(&[4 * UNIT], mutant);
     cluster.put("a", UNIT, plain());
     cluster.hold_up(0);
     cluster.unsynced = Some(Vec::new());
@@ -112,13 +112,13 @@ fn found_during_a_delete(sabotage: Sabotage) -> [Option<bool>; 2] {
 
 #[test]
 fn absence_by_an_unsaved_delete_is_told_once_it_is_saved() {
-    assert_eq!(found_during_a_delete(Sabotage::None), [None, Some(false)]);
+    assert_eq!(found_during_a_delete(Mutant::None), [None, Some(false)]);
 }
 
-#[cfg(feature = "sabotage")]
+#[cfg(feature = "mutants")]
 #[test]
 fn mutant_of_unsaved_absence_is_noticed() {
-    assert_eq!(found_during_a_delete(Sabotage::TellUnsaved)[0], Some(false));
+    assert_eq!(found_during_a_delete(Mutant::TellUnsaved)[0], Some(false));
 }
 
 #[test]
@@ -158,9 +158,9 @@ fn probe_of_an_unsaved_delete_waits_too() {
 /// Which object is found after a master has died that was deleting an object, while the node of the object
 /// which that had replaced did not answer, and before its state was saved. And whether the delete ends
 /// otherwise.
-fn found_after_a_lost_delete(sabotage: Sabotage) -> (u64, bool) {
+fn found_after_a_lost_delete(mutant: Mutant) -> (u64, bool) {
     let deleting = || {
-        let mut cluster = Cluster::durable_with(&[4 * UNIT, 4 * UNIT], sabotage);
+        let mut cluster = Cluster::durable_with(&[4 * UNIT, 4 * UNIT], mutant);
         let on = |node: &str| PutOptions { preferred: vec![node.into()], ..plain() };
         cluster.put("a", UNIT, on("node1"));
         cluster.hold_up(0);
@@ -186,19 +186,19 @@ fn found_after_a_lost_delete(sabotage: Sabotage) -> (u64, bool) {
 
 #[test]
 fn lost_delete_does_not_bring_back_what_was_replaced() {
-    assert_eq!(found_after_a_lost_delete(Sabotage::None), (2, true));
+    assert_eq!(found_after_a_lost_delete(Mutant::None), (2, true));
 }
 
-#[cfg(feature = "sabotage")]
+#[cfg(feature = "mutants")]
 #[test]
 fn mutant_of_lost_deletes_is_noticed() {
-    assert_eq!(found_after_a_lost_delete(Sabotage::RetireTogether), (1, true));
+    assert_eq!(found_after_a_lost_delete(Mutant::RetireTogether), (1, true));
 }
 
 /// Whether a replaced object is back once the TTL of its successor is over, and the master has died. The home
 /// of the successor is lost before it has received it.
-fn is_back_after_the_ttl(sabotage: Sabotage) -> bool {
-    let mut cluster = Cluster::durable_with(&[4 * UNIT, 4 * UNIT], sabotage);
+fn is_back_after_the_ttl(mutant: Mutant) -> bool {
+    let mut cluster = Cluster::durable_with(&[4 * UNIT, 4 * UNIT], mutant);
     let on = |node: &str| PutOptions { preferred: vec![node.into()], ..plain() };
     cluster.put("a", UNIT, on("node1"));
     let options = PutOptions { ttl_ms: Some(WAIT_MS), ..on("node2") };
@@ -218,11 +218,11 @@ fn is_back_after_the_ttl(sabotage: Sabotage) -> bool {
 
 #[test]
 fn expired_object_does_not_bring_back_what_it_replaced() {
-    assert!(!is_back_after_the_ttl(Sabotage::None));
+    assert!(!is_back_after_the_ttl(Mutant::None));
 }
 
-#[cfg(feature = "sabotage")]
+#[cfg(feature = "mutants")]
 #[test]
 fn mutant_of_held_copies_is_noticed() {
-    assert!(is_back_after_the_ttl(Sabotage::KeepHeldCopies));
+    assert!(is_back_after_the_ttl(Mutant::KeepHeldCopies));
 }

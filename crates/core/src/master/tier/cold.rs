@@ -6,7 +6,7 @@ use crate::master::{
     catalog::{NamespaceIndex, NodeIndex, ObjectIndex, Scope},
     context::{Context, guarantees},
 };
-use crate::{Tick, sabotage::sabotaged, space_for};
+use crate::{Tick, mutant::is_mutant, space_for};
 
 impl Tier {
     /// Frees memory for a promotion. Evicts only objects that have a disk copy and were never read, or not
@@ -93,6 +93,6 @@ impl Tier {
 /// How long after it was written, and after it was read, an object is not evicted for a promotion.
 fn warm_ms(cx: &Context) -> (u64, u64) {
     let protect_ms = cx.config.tier.protect_ms;
-    let written_ms = if sabotaged!(cx.config.sabotage, WrittenIsHot) { protect_ms } else { 0 };
-    (written_ms, if sabotaged!(cx.config.sabotage, PromoteOverHot) { 0 } else { protect_ms })
+    let written_ms = if is_mutant!(cx.config.mutant, WrittenIsHot) { protect_ms } else { 0 };
+    (written_ms, if is_mutant!(cx.config.mutant, PromoteOverHot) { 0 } else { protect_ms })
 }

@@ -26,7 +26,7 @@ use crate::master::{
 use crate::{
     Generation, SlotRef, Stamp, Tick,
     message::{DemoteItem, Demotion, MasterToMember, Moved, TierStat},
-    sabotage::sabotaged,
+    mutant::is_mutant,
     space_for,
 };
 
@@ -182,9 +182,9 @@ impl Demotions {
             let mut homes = object.in_memory().map(|(node, _)| node);
             let home = homes.find(|node| cx.members.disks().any(|(_, beside)| beside == *node));
             if let Some(home) = home {
-                let is_anyone = sabotaged!(cx.config.sabotage, WriteThroughInOrder);
+                let is_anyone = is_mutant!(cx.config.mutant, WriteThroughInOrder);
                 let (namespace, client) = (object.namespace(), object.writer());
-                let group = cx.catalog.namespace(namespace).map(|it| it.turn_group(cx.config.sabotage));
+                let group = cx.catalog.namespace(namespace).map(|it| it.turn_group(cx.config.mutant));
                 let group = group.unwrap_or_default();
                 let owner = Owner { namespace, group, client, is_anyone };
                 let list = self.write_through.entry(home).or_default();
@@ -229,7 +229,7 @@ impl Demotions {
         if cx.demotion(namespace) == Demotion::Never {
             return false;
         }
-        let counted = (!sabotaged!(cx.config.sabotage, AwaitDemotionsOfOthers)).then_some(namespace);
+        let counted = (!is_mutant!(cx.config.mutant, AwaitDemotionsOfOthers)).then_some(namespace);
         let mut is_held_up = false;
         let disks: Vec<_> = cx.members.disks().collect();
         for (disk, node) in disks {
@@ -341,7 +341,7 @@ impl Demotions {
             WRITING_OBJECTS_MAX * 2,
             |namespace| {
                 let never = cx.demotion(namespace) == Demotion::Never;
-                !never || sabotaged!(cx.config.sabotage, DemoteForbidden)
+                !never || is_mutant!(cx.config.mutant, DemoteForbidden)
             },
             // A pinned object frees no memory by having a disk copy.
             |object| {
@@ -432,7 +432,7 @@ impl Demotions {
             (self.demoting_memory(cx, node), space_for(object.len()).unwrap_or(u64::MAX));
         under_way == 0
             || under_way.saturating_add(memory) <= member.usage.capacity / DEMOTING_SHARE
-            || sabotaged!(cx.config.sabotage, DemoteAllAtOnce)
+            || is_mutant!(cx.config.mutant, DemoteAllAtOnce)
     }
 
     /// Whether an object may have a copy on that disk, and has none. It must have none on another disk
@@ -442,14 +442,14 @@ impl Demotions {
         let mut others = object.on_disks();
         !object.is_sample()
             && (!self.refusals.forbid(object.generation(), disk, cx.now)
-                || sabotaged!(cx.config.sabotage, OfferRefused))
+                || is_mutant!(cx.config.mutant, OfferRefused))
             && others.all(|(on, pending)| pending && on != disk && is_away(on))
     }
 
     /// Whether that disk has dropped the object lately.
     fn was_evicted(&self, cx: &Context, object: &Object, disk: NodeIndex) -> bool {
         self.evicted.forbid(object.generation(), disk, cx.now)
-            && !sabotaged!(cx.config.sabotage, WriteAheadAgain)
+            && !is_mutant!(cx.config.mutant, WriteAheadAgain)
     }
 
     fn begin(
@@ -465,10 +465,10 @@ impl Demotions {
         let slot_ref = SlotRef::on_disk(Stamp(self.next_stamp));
         self.next_stamp += 1;
         let item = DemoteItem { source, record: cx.record(index, slot_ref)? };
-        if !sabotaged!(cx.config.sabotage, DemoteUnseen) {
+        if !is_mutant!(cx.config.mutant, DemoteUnseen) {
             cx.catalog.add_pending(index, disk, slot_ref);
         }
-        if !sabotaged!(cx.config.sabotage, EvictDemoting) {
+        if !is_mutant!(cx.config.mutant, EvictDemoting) {
             cx.catalog.set_demoting(index, node, true);
         }
         let memory = space_for(len).unwrap_or(0);
@@ -498,7 +498,7 @@ impl Demotions {
             refused.into_iter().for_each(|bytes_max| self.refuse(cx, stat, disk, it, bytes_max));
         }
         let object = cx.catalog.get(it.index).filter(|object| object.generation() == it.generation);
-        let unseen = sabotaged!(cx.config.sabotage, DemoteUnseen);
+        let unseen = is_mutant!(cx.config.mutant, DemoteUnseen);
         let Some(object) = object.filter(|object| is_it(object) || unseen) else {
             return DemotionEnd::Settled;
         };

@@ -15,7 +15,7 @@ use crate::master::{Caller, OpId, catalog::ObjectIndex, context::Context, limits
 use crate::{
     BATCH_ITEMS_MAX, ConnId, Generation, RequestId, Tick,
     message::{Ahead, Prefetch, PrefetchOutcome, Reason, Reply, Resolve},
-    sabotage::sabotaged,
+    mutant::is_mutant,
 };
 
 /// A request that waits for promotions.
@@ -96,7 +96,7 @@ impl Fetches {
     /// A promotion has ended. It has not failed if the object was promoted, or if there was no memory.
     pub(super) fn wake(&mut self, cx: &Context, generation: Generation, has_not_failed: bool) {
         let waiting = self.by_promotion.remove(&generation).unwrap_or_default();
-        if sabotaged!(cx.config.sabotage, WakeNobody) {
+        if is_mutant!(cx.config.mutant, WakeNobody) {
             return;
         }
         for op in waiting {
@@ -205,7 +205,7 @@ impl Tier {
         resolve: Resolve,
     ) -> Option<Resolve> {
         let runs = !self.promotions.running.is_empty();
-        if resolve.wait_ms == 0 || !(runs || sabotaged!(cx.config.sabotage, WaitForNothing)) {
+        if resolve.wait_ms == 0 || !(runs || is_mutant!(cx.config.mutant, WaitForNothing)) {
             return Some(resolve);
         }
         let mut awaited = BTreeSet::new();
@@ -214,7 +214,7 @@ impl Tier {
             let Some(object) = object.filter(|it| !cx.is_in_memory(it)) else { continue };
             let generation = object.generation();
             let is_awaited = self.promotions.running.contains_key(&generation)
-                || sabotaged!(cx.config.sabotage, WaitForNothing);
+                || is_mutant!(cx.config.mutant, WaitForNothing);
             awaited.extend(is_awaited.then_some(generation));
         }
         if awaited.is_empty() {

@@ -33,7 +33,7 @@ use crate::{
     message::{
         Ahead, Allocate, AllocateItem, FetchItem, MasterToMember, PrefetchOutcome, PromoteItem, Settle,
     },
-    sabotage::sabotaged,
+    mutant::is_mutant,
     space_for,
 };
 
@@ -138,7 +138,7 @@ impl Promotions {
 
     /// The promotion that a reply is about, if it still runs. A mutant accepts late replies.
     fn get(&mut self, cx: &Context, id: PromotionId) -> Option<&mut Promoting> {
-        let any = sabotaged!(cx.config.sabotage, HearLatePromotions);
+        let any = is_mutant!(cx.config.mutant, HearLatePromotions);
         let is_it = |it: &Promoting| (it.purpose, it.token.number()) == (id.purpose, id.token);
         self.running.get_mut(&id.generation).filter(|it| is_it(it) || any)
     }
@@ -161,7 +161,7 @@ impl Tier {
         let run = match ahead {
             Ahead::Nothing => 0,
             Ahead::All => found.len(),
-            Ahead::LeadingRun if sabotaged!(cx.config.sabotage, PromoteBehindGaps) => found.len(),
+            Ahead::LeadingRun if is_mutant!(cx.config.mutant, PromoteBehindGaps) => found.len(),
             Ahead::LeadingRun => found.iter().position(Option::is_none).unwrap_or(found.len()),
         };
         let mut outcomes = Vec::with_capacity(found.len());
@@ -374,7 +374,7 @@ impl Tier {
         }
         promoting.slot_ref = Some(slot_ref);
         cx.quotas.grant(node, slot_ref, (namespace, LabelIndex::default()), need, None, None);
-        if !sabotaged!(cx.config.sabotage, PromoteUnseen) {
+        if !is_mutant!(cx.config.mutant, PromoteUnseen) {
             cx.catalog.add_pending(index, node, slot_ref);
         }
         let asked = match id.purpose {
@@ -407,7 +407,7 @@ impl Tier {
     /// The disk has read the bytes into memory, or failed to.
     pub(in crate::master) fn promotion_has_bytes(&mut self, cx: &mut Context, id: PromotionId, done: bool) {
         let Some(promoting) = self.promotions.get(cx, id) else { return };
-        let done = done || sabotaged!(cx.config.sabotage, PublishUnread);
+        let done = done || is_mutant!(cx.config.mutant, PublishUnread);
         let (index, node) = (promoting.index, promoting.node);
         let Some(record) =
             promoting.slot_ref.filter(|_| done).and_then(|slot_ref| cx.record(index, slot_ref))
@@ -434,7 +434,7 @@ impl Tier {
             return self.end_promotion(cx, id.generation, End::Failed);
         };
         cx.quotas.end_grant(node, slot_ref);
-        if sabotaged!(cx.config.sabotage, PromoteUnseen) {
+        if is_mutant!(cx.config.mutant, PromoteUnseen) {
             cx.catalog.add_pending(index, node, slot_ref);
         }
         cx.catalog.complete(index, node, slot_ref);
@@ -442,7 +442,7 @@ impl Tier {
             return self.end_promotion(cx, id.generation, End::Done);
         }
         let protected = cx.now.after(cx.config.tier.protect_ms);
-        let protected = Some(protected).filter(|_| !sabotaged!(cx.config.sabotage, PromoteUnprotected));
+        let protected = Some(protected).filter(|_| !is_mutant!(cx.config.mutant, PromoteUnprotected));
         let before = cx.catalog.get(index).map_or(Tick(0), Object::lease_until);
         cx.catalog.touch(index, cx.now, protected);
         let len = cx.catalog.get(index).map_or(0, Object::len);
@@ -488,7 +488,7 @@ impl Tier {
         match purpose {
             Purpose::Promotion => {
                 cx.notice(Notice::Promoted { done: end == End::Done, bytes, took_ms });
-                if !sabotaged!(cx.config.sabotage, LoseToken) {
+                if !is_mutant!(cx.config.mutant, LoseToken) {
                     self.promotions.throttle.finish(cx.now.0, token, end);
                 }
                 self.stat.prefetch_failed += u64::from(end == End::Failed);
@@ -575,8 +575,8 @@ fn give_up_copy(
 ) {
     let is_connected = cx.members.get(node).is_some_and(|it| it.conn.is_some());
     match (settling, is_connected) {
-        (true, false) if sabotaged!(cx.config.sabotage, ForgetUnheard) => (),
-        (true, false) => cx.catalog.set_unheard(index, node),
+        (true, false) if is_mutant!(cx.config.mutant, ForgetUnheard) => (),
+        (true, false) => cx.catalog.set_unconfirmed(index, node),
         (true, true) => {
             let Some(object) = cx.catalog.get(index) else { return };
             let name = Name { namespace: object.namespace(), key: object.key().clone() };

@@ -32,7 +32,7 @@ use crate::{
     Generation, SegmentId, SlotRef, Tick,
     attributes::Attributes,
     message::{CopyStat, CopyWait},
-    sabotage::sabotaged,
+    mutant::is_mutant,
     space_for,
 };
 
@@ -298,7 +298,7 @@ impl Repairs {
     /// them too, all are tried again.
     fn path(&self, cx: &Context, object: &Object) -> Result<((NodeIndex, SlotRef), NodeIndex), CopyWait> {
         let failed = self.failed.get(&object.generation());
-        let failed = failed.filter(|_| !sabotaged!(cx.config.sabotage, RepairAtOneNode));
+        let failed = failed.filter(|_| !is_mutant!(cx.config.mutant, RepairAtOneNode));
         path(cx, object, |node| failed.is_some_and(|it| it.contains(&node)))
     }
 
@@ -321,7 +321,7 @@ impl Repairs {
 impl Tier {
     /// Looks at a few objects, and begins copies.
     pub(in crate::master) fn work_on_repairs(&mut self, cx: &mut Context) {
-        if sabotaged!(cx.config.sabotage, RepairNever) || cx.config.tier.repair.copies_max == 0 {
+        if is_mutant!(cx.config.mutant, RepairNever) || cx.config.tier.repair.copies_max == 0 {
             self.repairs.due = None;
             return;
         }
@@ -353,7 +353,7 @@ impl Tier {
         let (from, node) = self.repairs.path(cx, object)?;
         // A copy has failed on every node: they take turns, because one of them may have space by now.
         let have_all_failed = self.repairs.failed.get(&generation).is_some_and(|it| it.contains(&node));
-        if have_all_failed && !sabotaged!(cx.config.sabotage, RepairOutOfTurn) {
+        if have_all_failed && !is_mutant!(cx.config.mutant, RepairOutOfTurn) {
             self.repairs.failed.remove(&generation);
         }
         let (namespace, len) = (object.namespace(), object.len());
@@ -373,7 +373,7 @@ impl Tier {
         if !has_quota || !has_memory {
             self.repairs.throttle.finish(cx.now.0, token, End::Cancelled);
             // A node on which a copy failed may be the only one with memory.
-            if !sabotaged!(cx.config.sabotage, RepairNeverAgain) {
+            if !is_mutant!(cx.config.mutant, RepairNeverAgain) {
                 self.repairs.failed.remove(&generation);
             }
             return Err(if has_quota { CopyWait::Memory } else { CopyWait::Quota });
@@ -427,14 +427,14 @@ fn delay_ms(cx: &Context) -> u64 {
 /// Which node a member belongs to: the name of its memory.
 fn machine(cx: &Context, member: &Member) -> SegmentId {
     let own = member.info.segment;
-    if sabotaged!(cx.config.sabotage, CountDisksTwice) { own } else { member.info.beside.unwrap_or(own) }
+    if is_mutant!(cx.config.mutant, CountDisksTwice) { own } else { member.info.beside.unwrap_or(own) }
 }
 
 /// Since when a member has been gone, if it is.
 fn gone_since(member: &Member) -> Option<Tick> {
     match member.standing {
         Standing::Ready | Standing::Joining => None,
-        Standing::Silent => Some(member.heard),
+        Standing::Silent => Some(member.last_message),
         Standing::Away(since) => Some(since),
         Standing::Absent => Some(Tick(0)),
     }
@@ -448,7 +448,7 @@ fn gone_members(cx: &Context) -> impl Iterator<Item = Tick> + '_ {
 /// Whether a member of an earlier epoch has yet to tell what it holds: its copies are not missing.
 fn awaits_reports(cx: &Context) -> bool {
     let is_expected = |it: &Member| matches!(it.standing, Standing::Away(_) | Standing::Joining);
-    cx.members.iter().any(|(_, it)| it.from_earlier_life && is_expected(it))
+    cx.members.iter().any(|(_, it)| it.from_earlier_epoch && is_expected(it))
 }
 
 /// Whether the copies of a member count: it is there, or has not been gone for long, and does not leave soon.
@@ -498,7 +498,7 @@ fn path(
 /// A copy in memory that is one too many: that of the fullest node.
 fn surplus_copy(cx: &Context, object: &Object) -> Option<NodeIndex> {
     let has_others = object.replicas().any(|(node, _)| object.is_pending(node) || object.is_demoting(node));
-    if has_others || sabotaged!(cx.config.sabotage, KeepSurplus) {
+    if has_others || is_mutant!(cx.config.mutant, KeepSurplus) {
         return None;
     }
     let is_good =

@@ -18,7 +18,7 @@ use crate::master::{
     catalog::{NodeIndex, Object, ObjectIndex, TurnGroup},
     context::Context,
 };
-use crate::{ClientId, Generation, Tick, message::PrefetchOutcome, sabotage::sabotaged};
+use crate::{ClientId, Generation, Tick, message::PrefetchOutcome, mutant::is_mutant};
 
 /// Maximum number of requests of one node that are tried after one event.
 const TRIES_MAX: usize = 64;
@@ -109,13 +109,13 @@ impl MemoryQueue {
         let free = cx.config.tier.waiting_max.saturating_sub(self.requests.len());
         let own = self.of_group.get(&group).copied().unwrap_or(0);
         let is_greedy = own > free.saturating_mul(SHARE_OF_FREE);
-        free == 0 || (is_greedy && !sabotaged!(cx.config.sabotage, PromoteInOrder))
+        free == 0 || (is_greedy && !is_mutant!(cx.config.mutant, PromoteInOrder))
     }
 
     /// The turn of a new request: behind the others of its group, and not before now.
     fn next_turn(&mut self, cx: &Context, node: NodeIndex, (group, need): (TurnGroup, u64)) -> Turn {
         self.next += 1;
-        if sabotaged!(cx.config.sabotage, PromoteInOrder) {
+        if is_mutant!(cx.config.mutant, PromoteInOrder) {
             return (0, self.next);
         }
         let queue = self.queues.entry(node).or_default();
@@ -198,7 +198,7 @@ impl Tier {
         let since = since.unwrap_or(cx.now);
         let until = since.after(cx.config.tier.memory_wait_ms);
         let Some(namespace) = cx.catalog.get(index).map(Object::namespace) else { return self.skip() };
-        let group = cx.catalog.namespace(namespace).map(|it| it.turn_group(cx.config.sabotage));
+        let group = cx.catalog.namespace(namespace).map(|it| it.turn_group(cx.config.mutant));
         let group = group.unwrap_or_default();
         let queue = &mut self.promotions.queue;
         let is_full = queue.is_full(cx, group);
@@ -226,7 +226,7 @@ impl Tier {
             let Some(node) = self.end_waiting_promotion(cx, &generation, true) else { break };
             self.promotions.throttle.press(cx.now.0, u32::from(node.0));
         }
-        if sabotaged!(cx.config.sabotage, RetryNever) {
+        if is_mutant!(cx.config.mutant, RetryNever) {
             return;
         }
         for node in self.promotions.queue.nodes() {

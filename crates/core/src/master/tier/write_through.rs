@@ -121,10 +121,10 @@ fn cost(bytes: u64) -> u64 {
 mod tests {
     use super::*;
     use crate::master::catalog::Catalog;
-    use crate::sabotage::Sabotage;
+    use crate::mutant::Mutant;
 
     fn namespaces() -> [NamespaceIndex; 2] {
-        let mut catalog = Catalog::new(0, 0, Sabotage::default());
+        let mut catalog = Catalog::new(0, 0, Mutant::default());
         ["hog", "other"].map(|name| catalog.intern(name))
     }
 

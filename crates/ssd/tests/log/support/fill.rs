@@ -8,8 +8,8 @@ use std::sync::Arc;
 
 use tiffin_ssd::sim::{Fate, Output, Rig, SimDisk};
 use tiffin_ssd::{
-    Answer, BLOCK, Config, Event, Generation, Limits, Name, OpId, RESERVE_SEGMENTS, Record, RecordId,
-    SUM_BYTES, Sabotage, Span,
+    Answer, BLOCK, Config, Event, Generation, Limits, Mutant, Name, OpId, RESERVE_SEGMENTS, Record, RecordId,
+    SUM_BYTES, Span,
 };
 
 use super::{Chance, MIB, payload};
@@ -31,13 +31,13 @@ struct Fill {
 ///
 /// # Panics
 /// When a record is refused, evicted or not what it was.
-pub(super) fn fill(seed: u64, sabotage: Sabotage) {
+pub(super) fn fill(seed: u64, mutant: Mutant) {
     let mut chance = Chance::new(seed);
     let segment = chance.pick(&[MIB, 2 * MIB, 3 * MIB]).unwrap();
     let segments = 12 + chance.below(6);
     let budget_bytes = MIB + segments * segment;
     let (segment_bytes, limits) = (Some(segment), Limits::default());
-    let config = Config { log: seed + 1, budget_bytes, segment_bytes, limits, sabotage };
+    let config = Config { log: seed + 1, budget_bytes, segment_bytes, limits, mutant };
     let mut rig = Rig::open(config, SimDisk::new());
     rig.settle(0);
     // One size for most records of a seed: a mix would fill the ends of segments with small records.
@@ -101,15 +101,15 @@ impl Fill {
         };
         let op = self.op();
         self.appends.insert(op, generation);
-        let said = self.rig.append(op, record, payload(generation, len), 1, 0);
-        self.hear(said);
+        let outputs = self.rig.append(op, record, payload(generation, len), 1, 0);
+        self.apply(outputs);
     }
 
     fn read(&mut self, generation: u64) {
         let (op, (id, len)) = (self.op(), self.there[&generation]);
         self.reads.insert(op, generation);
-        let said = self.rig.read(op, id, Span { offset: 0, len }, 1, 0);
-        self.hear(said);
+        let outputs = self.rig.read(op, id, Span { offset: 0, len }, 1, 0);
+        self.apply(outputs);
     }
 
     /// Ends some disk operations in any order, and reads a record now and then.
@@ -124,20 +124,20 @@ impl Fill {
         while self.appends.len() > most {
             let pending = self.rig.pending();
             let io = self.chance.pick(&pending).unwrap_or_else(|| panic!("liveness: {:?}", self.appends));
-            let said = self.rig.finish(io, Fate::Ok, 0);
-            self.hear(said);
+            let outputs = self.rig.finish(io, Fate::Ok, 0);
+            self.apply(outputs);
         }
         self.rig.log.check();
     }
 
     /// Ends all disk operations, crashes and recovers.
     fn restart(mut self, config: Config) -> Self {
-        let said = self.rig.settle(0);
-        self.hear(said);
+        let outputs = self.rig.settle(0);
+        self.apply(outputs);
         let disk = self.rig.crash(&mut || false);
         self.rig = Rig::open(config, disk);
-        let said = self.rig.settle(0);
-        self.hear(said);
+        let outputs = self.rig.settle(0);
+        self.apply(outputs);
         assert_eq!(self.rig.log.records().count(), self.there.len(), "lost in a crash");
         self
     }
@@ -146,14 +146,14 @@ impl Fill {
         for generation in self.there.keys().copied().collect::<Vec<_>>() {
             self.read(generation);
         }
-        let said = self.rig.settle(0);
-        self.hear(said);
+        let outputs = self.rig.settle(0);
+        self.apply(outputs);
         assert!(self.reads.is_empty() && self.appends.is_empty(), "liveness");
     }
 
-    fn hear(&mut self, said: Vec<Output>) {
-        for said in said {
-            match said {
+    fn apply(&mut self, outputs: Vec<Output>) {
+        for output in outputs {
+            match output {
                 Output::Answer(op, Answer::Append(result), _) => {
                     let generation = self.appends.remove(&op).unwrap();
                     let id = result.unwrap_or_else(|error| panic!("refused: {error}"));
@@ -169,7 +169,7 @@ impl Fill {
                     panic!("evicted without need: {left:?} {ids:?}\n{}", self.rig.log.describe());
                 }
                 Output::Event(Event::Recovered(_)) => {}
-                said => panic!("unexpected: {said:?}"),
+                output => panic!("unexpected: {output:?}"),
             }
         }
     }

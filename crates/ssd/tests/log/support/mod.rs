@@ -16,7 +16,7 @@ use rand_chacha::ChaCha8Rng;
 use tiffin_ssd::sim::{Fate, Output, Rig, SimDisk};
 use tiffin_ssd::{
     Answer, AppendError, ChangeError, Config, Event, Fault, FaultKind, Generation, Health, Input, Left,
-    Limits, Name, OpId, ReadError, Record, RecordId, Sabotage, Span,
+    Limits, Mutant, Name, OpId, ReadError, Record, RecordId, Span,
 };
 
 const MIB: u64 = 1 << 20;
@@ -114,9 +114,9 @@ pub(crate) struct World {
 }
 
 /// Plays a seed; the text says what was wrong.
-pub(crate) fn play(seed: u64, sabotage: Sabotage, events: u64) -> Result<BTreeMap<String, u64>, String> {
+pub(crate) fn play(seed: u64, mutant: Mutant, events: u64) -> Result<BTreeMap<String, u64>, String> {
     caught(|| {
-        let mut world = World::new(seed, sabotage);
+        let mut world = World::new(seed, mutant);
         for _ in 0..events {
             world.step();
         }
@@ -126,8 +126,8 @@ pub(crate) fn play(seed: u64, sabotage: Sabotage, events: u64) -> Result<BTreeMa
 }
 
 /// Fills a log from a seed without faults; the text says what was evicted, or wrong otherwise.
-pub(crate) fn fill(seed: u64, sabotage: Sabotage) -> Result<(), String> {
-    caught(|| fill::fill(seed, sabotage))
+pub(crate) fn fill(seed: u64, mutant: Mutant) -> Result<(), String> {
+    caught(|| fill::fill(seed, mutant))
 }
 
 fn caught<T>(run: impl FnOnce() -> T) -> Result<T, String> {
@@ -151,7 +151,7 @@ fn payload(generation: u64, len: u64) -> Vec<u8> {
 }
 
 impl World {
-    fn new(seed: u64, sabotage: Sabotage) -> Self {
+    fn new(seed: u64, mutant: Mutant) -> Self {
         let mut chance = Chance::new(seed);
         let large = chance.percent(35);
         let segment = if large { 2 * MIB } else { chance.pick(&[MIB, MIB, MIB, 3 * MIB]).unwrap() };
@@ -166,7 +166,7 @@ impl World {
             budget_bytes: MIB + segments * segment + chance.below(MIB),
             segment_bytes: Some(segment),
             limits,
-            sabotage,
+            mutant,
         };
         let hungry = chance.percent(60);
         let lazy = chance.percent(25);
@@ -293,8 +293,8 @@ impl World {
         };
         let (op, deadline, now) = (self.op(), self.deadline(), self.now);
         self.ops.insert(op, Asked::Append(generation));
-        let said = self.rig().append(op, record, payload(generation, len), deadline, now);
-        self.hear(said);
+        let outputs = self.rig().append(op, record, payload(generation, len), deadline, now);
+        self.apply(outputs);
     }
 
     fn known(&mut self, status: Status) -> Option<(u64, RecordId)> {
@@ -319,8 +319,8 @@ impl World {
             let span = Span { offset, len };
             let (op, deadline, now) = (self.op(), self.deadline(), self.now);
             self.ops.insert(op, Asked::Read(generation, span, false));
-            let said = self.rig().read(op, id, span, deadline, now);
-            self.hear(said);
+            let outputs = self.rig().read(op, id, span, deadline, now);
+            self.apply(outputs);
             if let Some(Asked::Read(_, _, flying)) = self.ops.get_mut(&op) {
                 *flying = true;
             }
@@ -338,8 +338,8 @@ impl World {
         }
         let (op, deadline, now) = (self.op(), self.deadline(), self.now);
         self.ops.insert(op, Asked::Forget(generations));
-        let said = self.rig().apply(Input::Forget { op, ids, deadline }, now);
-        self.hear(said);
+        let outputs = self.rig().apply(Input::Forget { op, ids, deadline }, now);
+        self.apply(outputs);
     }
 
     fn set_attributes(&mut self) {
@@ -350,29 +350,29 @@ impl World {
         owed.asked.push((attributes.clone(), protected));
         let (op, deadline, now) = (self.op(), self.deadline(), self.now);
         self.ops.insert(op, Asked::SetAttributes(generation, attributes.clone(), protected));
-        let said = self.rig().apply(Input::SetAttributes { op, id, attributes, protected, deadline }, now);
-        self.hear(said);
+        let outputs = self.rig().apply(Input::SetAttributes { op, id, attributes, protected, deadline }, now);
+        self.apply(outputs);
     }
 
     fn flush(&mut self) {
         let (op, deadline, now) = (self.op(), self.deadline(), self.now);
         self.ops.insert(op, Asked::Flush);
-        let said = self.rig().apply(Input::Flush { op, deadline }, now);
-        self.hear(said);
+        let outputs = self.rig().apply(Input::Flush { op, deadline }, now);
+        self.apply(outputs);
     }
 
     fn cancel(&mut self) {
         let ops: Vec<OpId> = self.ops.keys().copied().collect();
         let Some(op) = self.chance.pick(&ops) else { return };
         let now = self.now;
-        let said = self.rig().apply(Input::Cancel { op }, now);
-        self.hear(said);
+        let outputs = self.rig().apply(Input::Cancel { op }, now);
+        self.apply(outputs);
     }
 
     fn tick(&mut self) {
         let now = self.now;
-        let said = self.rig().apply(Input::Tick, now);
-        self.hear(said);
+        let outputs = self.rig().apply(Input::Tick, now);
+        self.apply(outputs);
     }
 
     /// Flips a bit somewhere; whoever's bytes those may be is no longer owed.
@@ -459,13 +459,13 @@ impl World {
 
     fn finish(&mut self, io: tiffin_ssd::IoId, fate: Fate) {
         let now = self.now;
-        let said = self.rig().finish(io, fate, now);
-        self.hear(said);
+        let outputs = self.rig().finish(io, fate, now);
+        self.apply(outputs);
     }
 
-    fn hear(&mut self, said: Vec<Output>) {
-        for said in said {
-            match said {
+    fn apply(&mut self, outputs: Vec<Output>) {
+        for output in outputs {
+            match output {
                 Output::Answer(op, answer, bytes) => {
                     let asked = self.ops.remove(&op).unwrap_or_else(|| panic!("{op:?} was answered twice"));
                     self.answered(asked, answer, bytes);
@@ -759,8 +759,8 @@ impl World {
         }
         for _ in 0..2 {
             let now = self.now;
-            let said = self.rig().settle(now);
-            self.hear(said);
+            let outputs = self.rig().settle(now);
+            self.apply(outputs);
             self.check();
             let waiting = self.ops.len();
             let text = self.rig().log.describe();
@@ -771,12 +771,12 @@ impl World {
                 let span = Span { offset: 0, len: owed.payload };
                 let (op, now) = (self.op(), self.now);
                 self.ops.insert(op, Asked::Read(generation, span, true));
-                let said = self.rig().read(op, id, span, now + 1000, now);
-                self.hear(said);
+                let outputs = self.rig().read(op, id, span, now + 1000, now);
+                self.apply(outputs);
             }
             let now = self.now;
-            let said = self.rig().settle(now);
-            self.hear(said);
+            let outputs = self.rig().settle(now);
+            self.apply(outputs);
             assert_eq!(self.rig().log.in_flight(), 0);
             self.crash();
         }

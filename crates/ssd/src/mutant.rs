@@ -1,11 +1,11 @@
 //! Mutants: variants of the log that each break one rule in the production path.
 //!
-//! The simulation must detect every one of them. Without the feature `sabotage` the type has a single value,
+//! The simulation must detect every one of them. Without the feature `mutants` the type has a single value,
 //! and every check is `false` at compile time.
 
-pub(crate) use tiffin_sabotage::sabotaged;
+pub(crate) use tiffin_mutants::is_mutant;
 
-tiffin_sabotage::variants! {
+tiffin_mutants::variants! {
     /// All mutants.
     ALL {
         /// An append is answered when it is written, before it is synced.

@@ -1,13 +1,13 @@
-//! Mutants: declares the variants of a crate that break one rule each, for its module `sabotage`.
+//! Mutants: declares the variants of a crate that break one rule each, for its module `mutant`.
 //!
 //! A test that cannot fail proves nothing. A crate declares its mutants with [`variants!`], and checks with
-//! [`sabotaged!`] in its production code whether one is active. Without the crate's feature `sabotage` the
+//! [`is_mutant!`] in its production code whether one is active. Without the crate's feature `mutants` the
 //! type has a single value, and every check is `false` at compile time.
 
-/// Declares the type `Sabotage` of a crate: lists of variants, each with the rule that it breaks and, if
+/// Declares the type `Mutant` of a crate: lists of variants, each with the rule that it breaks and, if
 /// known, the project where the bug was seen.
 ///
-/// The crate has a feature `sabotage`, and calls this in its module `sabotage`.
+/// The crate has a feature `mutants`, and calls this in its module `mutant`.
 #[macro_export]
 macro_rules! variants {
     ($(
@@ -18,15 +18,15 @@ macro_rules! variants {
     )+) => {
         /// The active mutant, if any.
         #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-        pub enum Sabotage {
+        pub enum Mutant {
             /// No mutant: production.
             #[default]
             None,
-            $($($(#[doc = $doc])+ #[cfg(feature = "sabotage")] $variant,)*)+
+            $($($(#[doc = $doc])+ #[cfg(feature = "mutants")] $variant,)*)+
         }
 
-        #[cfg(feature = "sabotage")]
-        impl Sabotage {
+        #[cfg(feature = "mutants")]
+        impl Mutant {
             $($(#[doc = $list_doc])+ pub const $list: &[Self] = &[$(Self::$variant,)*];)+
 
             /// The rule that it breaks, in a few words or by its id.
@@ -59,15 +59,15 @@ macro_rules! variants {
     };
 }
 
-/// Whether this mutant is active: `sabotaged!(self.sabotage, IgnoreViews)`.
+/// Whether this mutant is active: `is_mutant!(self.mutant, IgnoreViews)`.
 #[macro_export]
 #[expect(clippy::crate_in_macro_def, reason = "the type belongs to the calling crate")]
-macro_rules! sabotaged {
-    ($sabotage:expr, $variant:ident) => {{
-        #[cfg(feature = "sabotage")]
-        let broken = $sabotage == crate::sabotage::Sabotage::$variant;
-        #[cfg(not(feature = "sabotage"))]
-        let (broken, _variant) = ($sabotage != crate::sabotage::Sabotage::None, stringify!($variant));
+macro_rules! is_mutant {
+    ($mutant:expr, $variant:ident) => {{
+        #[cfg(feature = "mutants")]
+        let broken = $mutant == crate::mutant::Mutant::$variant;
+        #[cfg(not(feature = "mutants"))]
+        let (broken, _variant) = ($mutant != crate::mutant::Mutant::None, stringify!($variant));
         broken
     }};
 }

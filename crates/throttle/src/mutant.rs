@@ -1,8 +1,8 @@
 //! Mutants: variants that break one rule each. A test that cannot fail proves nothing.
 
-pub(crate) use tiffin_sabotage::sabotaged;
+pub(crate) use tiffin_mutants::is_mutant;
 
-tiffin_sabotage::variants! {
+tiffin_mutants::variants! {
     /// Every mutant.
     ALL {
         /// A second caller gets a token, too.

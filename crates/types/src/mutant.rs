@@ -1,11 +1,11 @@
 //! Mutants: variants of the production code that each break one rule.
 //!
 //! A test that cannot fail proves nothing, so the simulation must notice every mutant. Without the feature
-//! `sabotage` the type has a single value, and every check is `false` at compile time.
+//! `mutants` the type has a single value, and every check is `false` at compile time.
 
-pub use tiffin_sabotage::sabotaged;
+pub use tiffin_mutants::is_mutant;
 
-tiffin_sabotage::variants! {
+tiffin_mutants::variants! {
     /// Mutants that simulated clusters must notice.
     ALL {
         /// The reader checks the stamp only before the copy, not after it.
@@ -185,7 +185,7 @@ tiffin_sabotage::variants! {
         /// The node reports itself as a member although it no longer receives retires.
         StayMember: "cached-location reads need a member";
         /// A client keeps reading a cached location after the master named a newer object.
-        HearOnce: "a reader never sees an older object again";
+        ApplyOnce: "a reader never sees an older object again";
         /// A client waits for one copy until its deadline and uses no other.
         NeverHedge: "a stalled read uses another copy";
         /// A client uses a slow node first although another node has a copy.
@@ -267,7 +267,7 @@ tiffin_sabotage::variants! {
     /// Mutants that the tests of `node` must notice: simulated clients rarely use a replaced connection.
     OF_NODES {
         /// The node accepts messages of replaced connections.
-        NodeHearsOldConnections: "fence of connections, node";
+        NodeServesOldConnections: "fence of connections, node";
         /// The node lets one client view all of its memory.
         ViewEverything: "the views of a client leave memory to others";
         /// A node asks about a batch only after it has announced its objects, if one of the batch is stored.

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tiffin_core::master::{Event, TokenId};
 use tiffin_proto::Incoming;
-use tiffin_rpc::{Greeting, Outbox, Peer};
+use tiffin_rpc::{Handshake, Outbox, Peer};
 use tiffin_types::access;
 use tiffin_types::message::{Hello, Reply, Request, Role, Welcome, wrong_direction};
 use tiffin_types::{ClientId, ConnId, SegmentId};
@@ -14,7 +14,7 @@ use tokio::time::Instant;
 use super::ledger::{self, Ledger};
 use super::{Conn, Shared};
 use crate::access::Holder;
-use crate::listen::{Door, Host, forbidden};
+use crate::listen::{Admission, Host, forbidden};
 use crate::reply_path::{self, ReplyPath};
 use crate::supervise::Supervisor;
 use crate::turnstile;
@@ -23,32 +23,32 @@ use crate::turnstile;
 const REFUSAL_TIME_MAX: Duration = Duration::from_secs(2);
 
 impl Host for Shared {
-    fn door(&self) -> &Door {
-        &self.door
+    fn admission(&self) -> &Admission {
+        &self.admission
     }
 
     fn supervisor(&self) -> &Arc<Supervisor> {
         &self.supervisor
     }
 
-    async fn visit(self: Arc<Self>, greeting: Greeting, holder: Arc<Holder>) {
-        let hello = greeting.hello.clone();
+    async fn serve_peer(self: Arc<Self>, handshake: Handshake, holder: Arc<Holder>) {
+        let hello = handshake.hello.clone();
         let heartbeat_ms = u64::try_from(self.heartbeat.as_millis()).unwrap_or(u64::MAX);
         let (strict_leases, tenants) = (self.strict_leases, self.config.tenants);
         if let Some(refusal) = self.standby_refusal() {
-            return greeting.refuse(refusal, Instant::now() + REFUSAL_TIME_MAX).await;
+            return handshake.refuse(refusal, Instant::now() + REFUSAL_TIME_MAX).await;
         }
         if hello.role == Role::Client
             && let Err(refusal) = { self.lock().core.admits(&hello.namespace, holder.namespaces()) }
         {
-            return greeting.refuse(refusal, Instant::now() + REFUSAL_TIME_MAX).await;
+            return handshake.refuse(refusal, Instant::now() + REFUSAL_TIME_MAX).await;
         }
         let epoch = self.epoch();
         let welcome = Welcome { epoch, heartbeat_ms, strict_leases, tenants, ..Welcome::default() };
         if hello.role == Role::Lane {
-            let clients = reply_path::add_lane(self.lock().client(hello.client), &greeting);
+            let clients = reply_path::add_lane(self.lock().client(hello.client), &handshake);
             return reply_path::serve_lane(
-                greeting,
+                handshake,
                 welcome,
                 clients,
                 &holder,
@@ -67,31 +67,32 @@ impl Host for Shared {
             .await;
         }
         if hello.role == Role::Ledger {
-            return self.serve_ledger(greeting, welcome).await;
+            return self.serve_ledger(handshake, welcome).await;
         }
         let is_client = hello.role == Role::Client;
         let who = (turnstile::group_of(&holder, &hello.namespace), hello.client.0);
         // The core knows the client before the welcome, because a welcomed client opens lanes.
-        let Some(visit) = Visit::begin(&self, (hello, Arc::clone(&holder)), epoch, greeting.outbox().clone())
+        let Some(known) =
+            KnownConnection::begin(&self, (hello, Arc::clone(&holder)), epoch, handshake.outbox().clone())
         else {
             return;
         };
-        let (_, mut inbox) = greeting.welcome(welcome);
+        let (_, mut inbox) = handshake.welcome(welcome);
         while let Some(message) = inbox.next().await {
             match message {
                 Incoming::Request(id, request) => {
                     if let Err(denial) = access::permits(holder.credential(), &request) {
-                        visit.outbox.reply(id, &Reply::Refused(forbidden(denial)));
+                        known.outbox.reply(id, &Reply::Refused(forbidden(denial)));
                         continue;
                     }
-                    self.measured(visit.segment, &request);
+                    self.measured(known.segment, &request);
                     let turn = match is_client {
                         true => Some(self.turnstile.enter(who, turnstile::cost(&request)).await),
                         false => None,
                     };
-                    self.asked((visit.conn, id), request, inbox.trace(), turn);
+                    self.asked((known.conn, id), request, inbox.trace(), turn);
                 }
-                Incoming::Reply(id, reply) => self.handle(Event::Reply(visit.conn, id, reply), None),
+                Incoming::Reply(id, reply) => self.handle(Event::Reply(known.conn, id, reply), None),
             }
         }
     }
@@ -99,16 +100,16 @@ impl Host for Shared {
 
 impl Shared {
     /// Keeps the ledger of a node until it is closed.
-    async fn serve_ledger(&self, greeting: Greeting, welcome: Welcome) {
-        let hello = greeting.hello.clone();
-        let (outbox, segment) = (greeting.outbox().clone(), hello.home.unwrap_or_default());
+    async fn serve_ledger(&self, handshake: Handshake, welcome: Welcome) {
+        let hello = handshake.hello.clone();
+        let (outbox, segment) = (handshake.outbox().clone(), hello.home.unwrap_or_default());
         // A ledger needs a Unix socket: across a network, delivery is not certain.
         if matches!(outbox.peer(), Peer::Unix { .. }) {
             let ledger = Ledger::open(outbox, &hello).await;
             self.lock().ledgers.insert(segment, ledger);
         }
         // A welcomed node opens its first connection, which takes the ledger.
-        let (_, mut inbox) = greeting.welcome(welcome);
+        let (_, mut inbox) = handshake.welcome(welcome);
         // A node sends nothing on a ledger.
         while inbox.next().await.is_some() {}
         let mut state = self.lock();
@@ -119,7 +120,7 @@ impl Shared {
 }
 
 /// A connection that the core knows, until it is dropped.
-struct Visit<'a> {
+struct KnownConnection<'a> {
     shared: &'a Shared,
     conn: ConnId,
     client: ClientId,
@@ -128,7 +129,7 @@ struct Visit<'a> {
     outbox: Outbox,
 }
 
-impl<'a> Visit<'a> {
+impl<'a> KnownConnection<'a> {
     /// `None` if that epoch has ended meanwhile: the connection is closed.
     fn begin(
         shared: &'a Arc<Shared>,
@@ -182,7 +183,7 @@ impl<'a> Visit<'a> {
     }
 }
 
-impl Drop for Visit<'_> {
+impl Drop for KnownConnection<'_> {
     // In a destructor, so that the core learns of the end even when the task is cancelled.
     fn drop(&mut self) {
         if self.shared.state.has_failed() {

@@ -1,7 +1,7 @@
 //! Mutants: rules of the hierarchy, each broken in the production path by one variant.
 //!
 //! A test that cannot fail proves nothing. Each variant is a fault that a real system shipped or nearly did;
-//! the simulation must catch every one of them. Without the feature `sabotage` the type has a single value,
+//! the simulation must catch every one of them. Without the feature `mutants` the type has a single value,
 //! and the compiler removes every hook.
 //!
 //! Algorithms contain no mutants. They call hooks, which are named after the rule and carry it out; a mutant
@@ -12,9 +12,9 @@
 use std::borrow::Cow;
 use std::collections::BTreeSet;
 
-pub(crate) use tiffin_sabotage::sabotaged;
+pub(crate) use tiffin_mutants::is_mutant;
 
-tiffin_sabotage::variants! {
+tiffin_mutants::variants! {
     /// Every mutant, with the invariant that it breaks and where it was seen.
     ALL {
         /// A backup lists its hashes root to leaf and its pages leaf to root.
@@ -117,20 +117,20 @@ tiffin_sabotage::variants! {
 }
 
 /// How pages are named.
-impl Sabotage {
+impl Mutant {
     /// K4: the rank is a part of the key in the store.
     pub(crate) fn rank_in_key<T: Default>(self, rank: T) -> T {
-        if sabotaged!(self, ForgetRank) { T::default() } else { rank }
+        if is_mutant!(self, ForgetRank) { T::default() } else { rank }
     }
 
     /// K4: the version of the weights is a part of the root.
     pub(crate) fn weights_in_root(self, version: u64) -> u64 {
-        if sabotaged!(self, ForgetWeightVersion) { 0 } else { version }
+        if is_mutant!(self, ForgetWeightVersion) { 0 } else { version }
     }
 
     /// K4: every word of a namespace is a part of its own in the root.
     pub(crate) fn parts_of_root<'a>(self, words: &[&'a str]) -> Vec<Cow<'a, str>> {
-        if sabotaged!(self, UnframedKey) {
+        if is_mutant!(self, UnframedKey) {
             vec![Cow::Owned(words.concat())]
         } else {
             words.iter().map(|word| Cow::Borrowed(*word)).collect()
@@ -139,77 +139,77 @@ impl Sabotage {
 
     /// K4: the content of media is a part of the hash.
     pub(crate) fn media_in_hash(self, content: &[u8]) -> &[u8] {
-        if sabotaged!(self, ForgetMedia) { &[] } else { content }
+        if is_mutant!(self, ForgetMedia) { &[] } else { content }
     }
 
     /// K3: the chain of generated pages continues the last hash of the prompt.
     pub(crate) fn chain_start<T>(self, last: Option<T>, root: T) -> T {
-        if sabotaged!(self, RestartChain) { root } else { last.unwrap_or(root) }
+        if is_mutant!(self, RestartChain) { root } else { last.unwrap_or(root) }
     }
 
     /// K5: the tokens of a prompt that are always computed.
     pub(crate) fn tokens_left_to_compute(self) -> u32 {
-        if sabotaged!(self, NoTokenLeft) { 0 } else { 1 }
+        if is_mutant!(self, NoTokenLeft) { 0 } else { 1 }
     }
 
     /// K4: a cleared namespace is empty.
     pub(crate) fn clears_namespaces(self) -> bool {
-        !sabotaged!(self, KeepCleared)
+        !is_mutant!(self, KeepCleared)
     }
 }
 
 /// How pages are fetched.
-impl Sabotage {
+impl Mutant {
     /// L10: pages are fetched only if the store has enough of them.
     pub(crate) fn is_worth_a_fetch(self, is_enough: bool) -> bool {
-        is_enough || sabotaged!(self, FetchBelowThreshold)
+        is_enough || is_mutant!(self, FetchBelowThreshold)
     }
 
     /// L8: a fetch takes no more pages than the budget has left.
     pub(crate) fn pages_in_budget(self, wanted: u32, left: u32) -> u32 {
-        if sabotaged!(self, UnboundedPrefetch) { wanted } else { wanted.min(left) }
+        if is_mutant!(self, UnboundedPrefetch) { wanted } else { wanted.min(left) }
     }
 
     /// C3: the size of a fetch does not depend on the rank.
     pub(crate) fn pages_on_rank(self, wanted: u32, rank: u32) -> u32 {
-        if sabotaged!(self, RankLocalRoom) && rank > 0 { wanted / 2 } else { wanted }
+        if is_mutant!(self, RankLocalRoom) && rank > 0 { wanted / 2 } else { wanted }
     }
 
     /// O4: pages that a request relies on are protected from the evictions for it.
     pub(crate) fn protected<T>(self, anchor: &[T]) -> &[T] {
-        if sabotaged!(self, EvictOwnAnchor) { &[] } else { anchor }
+        if is_mutant!(self, EvictOwnAnchor) { &[] } else { anchor }
     }
 
     /// K1: the cell of a fetched page is the one at its position. The page is number `at` of its operation.
     pub(crate) fn place_of_cell(self, at: usize, position: usize) -> usize {
-        if sabotaged!(self, InsertAtZero) { at } else { position }
+        if is_mutant!(self, InsertAtZero) { at } else { position }
     }
 
     /// K2: the hash of a fetched page is the one at its position, wherever the probe began.
     pub(crate) fn place_of_hash(self, at: usize, position: usize, asked_from: usize) -> usize {
-        if sabotaged!(self, StaleSlice) { asked_from + at } else { position }
+        if is_mutant!(self, StaleSlice) { asked_from + at } else { position }
     }
 
     /// L7: requests that joined an operation still wait for it when its initiator leaves.
     pub(crate) fn keep_joiners<T>(self, waiters: &mut BTreeSet<T>) {
-        if sabotaged!(self, ForgetJoiners) {
+        if is_mutant!(self, ForgetJoiners) {
             waiters.clear();
         }
     }
 
     /// L3: a request leaves the prefetch when that is done.
     pub(crate) fn leaves_prefetch(self) -> bool {
-        !sabotaged!(self, NoExitFromPrefetch)
+        !is_mutant!(self, NoExitFromPrefetch)
     }
 
     /// L3: a request stops waiting at its deadline.
     pub(crate) fn enforces_deadlines(self) -> bool {
-        !sabotaged!(self, WaitForever)
+        !is_mutant!(self, WaitForever)
     }
 
     /// V3: pages after a missing one are not used.
     pub(crate) fn usable_pages(self, is_valid: impl Iterator<Item = bool>) -> usize {
-        if sabotaged!(self, KeepBehindGap) {
+        if is_mutant!(self, KeepBehindGap) {
             is_valid.filter(|is_valid| *is_valid).count()
         } else {
             is_valid.take_while(|is_valid| *is_valid).count()
@@ -218,67 +218,67 @@ impl Sabotage {
 
     /// L4: requests that decode learn of lost pages like all others.
     pub(crate) fn learns_of_loss(self, is_decoding: bool) -> bool {
-        !(sabotaged!(self, ForgetDecodingRows) && is_decoding)
+        !(is_mutant!(self, ForgetDecodingRows) && is_decoding)
     }
 }
 
 /// How operations end.
-impl Sabotage {
+impl Mutant {
     /// L1: ranks count the ends of backups like all others.
     pub(crate) fn counts_acks(self, is_backup: bool) -> bool {
-        !(sabotaged!(self, ForgetBackupAcks) && is_backup)
+        !(is_mutant!(self, ForgetBackupAcks) && is_backup)
     }
 
     /// V2: nothing counts of an operation that failed.
     pub(crate) fn pages_of_failed(self, is_save: bool, pages: u32) -> u32 {
-        if sabotaged!(self, IgnoreSaveFailure) && is_save { pages } else { 0 }
+        if is_mutant!(self, IgnoreSaveFailure) && is_save { pages } else { 0 }
     }
 
     /// V2: a page is in the store only if its backup succeeded.
     pub(crate) fn is_backed_up(self, succeeded: bool) -> bool {
-        succeeded || sabotaged!(self, BelieveFailedBackup)
+        succeeded || is_mutant!(self, BelieveFailedBackup)
     }
 
     /// L8: the use of a budget after an operation has returned its share.
     pub(crate) fn budget_used_after(self, used: u32, share: u32) -> u32 {
-        if sabotaged!(self, ReturnBudgetTwice) { used.saturating_sub(2 * share) } else { used - share }
+        if is_mutant!(self, ReturnBudgetTwice) { used.saturating_sub(2 * share) } else { used - share }
     }
 
     /// L8: backups have a budget of their own.
     pub(crate) fn lane_of_backups(self, own: usize, fetches: usize) -> usize {
-        if sabotaged!(self, SharedLane) { fetches } else { own }
+        if is_mutant!(self, SharedLane) { fetches } else { own }
     }
 }
 
 /// Which copies leave a tier.
-impl Sabotage {
+impl Mutant {
     /// O1: the pins that are left after an unpin; nothing if there was none.
     pub(crate) fn pins_after_unpin(self, pins: u32) -> Option<u32> {
-        if sabotaged!(self, HideOverUnpin) { Some(pins.saturating_sub(2)) } else { pins.checked_sub(1) }
+        if is_mutant!(self, HideOverUnpin) { Some(pins.saturating_sub(2)) } else { pins.checked_sub(1) }
     }
 
     /// O5: copies are evicted only if that frees enough pages.
     pub(crate) fn evicts_only_if_enough(self) -> bool {
-        !sabotaged!(self, EvictInVain)
+        !is_mutant!(self, EvictInVain)
     }
 
     /// O4: under write-back a page is saved before its memory is reused.
     pub(crate) fn saves_before_reuse(self) -> bool {
-        !sabotaged!(self, ReuseUnsaved)
+        !is_mutant!(self, ReuseUnsaved)
     }
 
     /// V4: a page leaves after its children.
     pub(crate) fn evicts_leaves_first(self) -> bool {
-        !sabotaged!(self, EvictInnerPages)
+        !is_mutant!(self, EvictInnerPages)
     }
 
     /// C1: copies of one score leave in an order that is the same on every rank.
     pub(crate) fn tie_break(self, position: u32, rank: u32) -> u32 {
-        if sabotaged!(self, RankLocalTies) && rank > 0 { 0 } else { position }
+        if is_mutant!(self, RankLocalTies) && rank > 0 { 0 } else { position }
     }
 
     /// O6: the pages that a split of the tree has moved to another node.
     pub(crate) fn moved_by_split<T>(self, run: Vec<T>) -> Vec<T> {
-        if sabotaged!(self, ForgetSplit) { Vec::new() } else { run }
+        if is_mutant!(self, ForgetSplit) { Vec::new() } else { run }
     }
 }
