@@ -41,18 +41,24 @@ enum Items {
     Ack(VecDeque<AckItem>, Ack),
 }
 
+/// Whether a request is a large batch, and not one that is refused as a whole.
+pub(super) fn is_large(o: &Objects, request: &ClientToMaster) -> bool {
+    let count = match request {
+        ClientToMaster::Pin(it) if it.owner.len() <= OWNER_BYTES_MAX => it.keys.len(),
+        ClientToMaster::Ack(it) => it.items.len(),
+        _ => return false,
+    };
+    let config = &o.cx.config;
+    count > config.piece_objects_max && count <= BATCH_ITEMS_MAX && !is_mutant!(config.mutant, HandleAtOnce)
+}
+
 impl Items {
-    /// `Err` if a request is not large, or is refused as a whole.
-    fn of(request: ClientToMaster, piece_max: usize) -> Result<Self, ClientToMaster> {
-        let is_large = |count: usize| count > piece_max && count <= BATCH_ITEMS_MAX;
+    /// `None` if it is another request.
+    fn of(request: ClientToMaster) -> Option<Self> {
         match request {
-            ClientToMaster::Pin(mut it) if is_large(it.keys.len()) && it.owner.len() <= OWNER_BYTES_MAX => {
-                Ok(Self::Pin(std::mem::take(&mut it.keys).into(), it))
-            }
-            ClientToMaster::Ack(mut it) if is_large(it.items.len()) => {
-                Ok(Self::Ack(std::mem::take(&mut it.items).into(), it))
-            }
-            other => Err(other),
+            ClientToMaster::Pin(mut it) => Some(Self::Pin(std::mem::take(&mut it.keys).into(), it)),
+            ClientToMaster::Ack(mut it) => Some(Self::Ack(std::mem::take(&mut it.items).into(), it)),
+            _ => None,
         }
     }
 
@@ -109,25 +115,18 @@ fn next_of<T>(items: &mut VecDeque<T>, max: usize) -> Vec<T> {
 }
 
 impl Retires {
-    /// Begins a large batch of pins or acknowledgements; otherwise returns the request.
+    /// Begins a large batch of pins or acknowledgements: see [`is_large`].
     pub(super) fn begin_batch(
         &mut self,
         o: &mut Objects,
         (conn, id): (ConnId, RequestId),
         caller: &Arc<Caller>,
         request: ClientToMaster,
-    ) -> Option<ClientToMaster> {
-        if is_mutant!(o.cx.config.mutant, HandleAtOnce) {
-            return Some(request);
-        }
-        let items = match Items::of(request, o.cx.config.piece_objects_max) {
-            Ok(items) => items,
-            Err(request) => return Some(request),
-        };
+    ) {
+        let Some(items) = Items::of(request) else { return };
         let op = o.cx.next_op();
         if let Err(refusal) = o.cx.wait(op, (conn, id), caller, items.bytes()) {
-            o.cx.reply(conn, id, *refusal);
-            return None;
+            return o.cx.reply(conn, id, *refusal);
         }
         let deadline = o.cx.now.after(items.wait_ms());
         o.cx.deadlines.list(deadline, op);
@@ -145,7 +144,6 @@ impl Retires {
         self.confirms.insert(op, confirming);
         self.jobs.push_back(op);
         self.batch_piece(o, op);
-        None
     }
 
     /// Handles the next items of a batch.

@@ -642,7 +642,9 @@ impl Master {
         let request = why::shortened(request, self.objects.cx.config.mutant);
         let (o, operations) = (&mut self.objects, &mut self.operations);
         let Some(request) = operations.parking.park(o, (conn, id), namespace, request) else { return };
-        let Some(request) = operations.retires.begin_batch(o, (conn, id), caller, request) else { return };
+        if batch::is_large(o, &request) {
+            return operations.retires.begin_batch(o, (conn, id), caller, request);
+        }
         o.remove_named(namespace, &request);
         let reply = match request {
             ClientToMaster::Reserve(reserve) => {
