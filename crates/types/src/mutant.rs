@@ -331,7 +331,7 @@ tiffin_mutants::variants! {
         ReplaceNewer: "a late registration replaces no newer node";
         /// The master remembers removals of any size.
         RememberAnySize: "the history of removals is bounded in bytes";
-        /// The master handles all items of a large batch, and ends all pins of an owner, in one turn.
+        /// The master handles all items of a large batch in one turn.
         HandleAtOnce: "large batches are handled in pieces";
         /// The master explains all keys of a question in one answer.
         ExplainAll: "an answer explains a bounded number of keys";

@@ -5,8 +5,8 @@
 //! handles a bounded number of items, and the others follow in [`Master::work`](super::Master::work). Its
 //! answer waits for the nodes like that of a small one, and for the items that are not handled yet.
 //!
-//! Deletes of keys are not among them: they would remove objects that were put since the request arrived.
-//! Acknowledgements name generations.
+//! Deletes of keys and ends of pins are not among them: they would apply to objects that were put, and pins
+//! that were set, since the request arrived. Acknowledgements name generations.
 //!
 //! **Invariant:** each item is handled once, in the order of the request, also if the client is gone or the
 //! deadline has passed.
@@ -44,7 +44,7 @@ enum Items {
 /// Whether a request is a large batch, and not one that is refused as a whole.
 pub(super) fn is_large(o: &Objects, request: &ClientToMaster) -> bool {
     let count = match request {
-        ClientToMaster::Pin(it) if it.owner.len() <= OWNER_BYTES_MAX => it.keys.len(),
+        ClientToMaster::Pin(it) if it.on && it.owner.len() <= OWNER_BYTES_MAX => it.keys.len(),
         ClientToMaster::Ack(it) => it.items.len(),
         _ => return false,
     };

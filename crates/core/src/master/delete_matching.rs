@@ -1,12 +1,12 @@
-//! Deletes of all objects that match a pattern, and ends of all pins of an owner, a piece at a time.
+//! Deletes of all objects that match a pattern, a piece at a time. Ends of all pins of an owner wait for the
+//! nodes in the same way, and are one piece: no pin that is set later may end.
 //!
 //! A namespace may hold millions of objects, and other clients must be served meanwhile. So such a delete
 //! is a job: each piece removes a bounded number of objects, and the shell calls [`Master::work`] for the
 //! next one after it has served other requests. Only a few messages of a job are in flight at a time, so
 //! that other requests to the nodes are not delayed either.
 //!
-//! **Invariant:** a job removes only objects that existed when it began. It may end pins that are set while
-//! it runs.
+//! **Invariant:** a job removes only objects that existed when it began.
 //!
 //! **Invariant:** a job runs to its end even if its client is gone. It is answered when every node has
 //! confirmed, or when its deadline has passed and every name is removed.
@@ -20,7 +20,6 @@ use super::{
     departures::depart,
     members::Standing,
     pending_retires::PendingRetire,
-    pin::PinsLeft,
     refuse,
     resolve::Matcher,
 };
@@ -82,7 +81,7 @@ enum Phase {
     /// Every name is removed. Asks again for pending retires of earlier removals, after this one.
     PendingRetires(PendingRetire),
     /// Ends pins.
-    Pins(PinsLeft),
+    Pins,
     /// Everything was sent.
     Done,
 }
@@ -170,7 +169,7 @@ impl Retires {
         caller: &Caller,
         drop: DropPins,
     ) {
-        let what = (What::Pins(drop.owner), Phase::Pins(PinsLeft::ALL));
+        let what = (What::Pins(drop.owner), Phase::Pins);
         self.begin_drop(o, (conn, id), caller, what, drop.wait_ms);
     }
 
@@ -239,7 +238,7 @@ impl Retires {
             Phase::PendingRetires(after) => {
                 self.is_ready(o, op) && o.cx.pending_retires.after(dropping.namespace, after).next().is_none()
             }
-            Phase::Objects(_) | Phase::Pins(_) | Phase::Done => false,
+            Phase::Objects(_) | Phase::Pins | Phase::Done => false,
         };
         if is_last && let Some(dropping) = self.drops.get_mut(&op) {
             dropping.stage = Phase::Done;
@@ -262,7 +261,7 @@ impl Retires {
         let waits = dropping.outstanding.values().filter(speaks).count();
         let late = dropping.deadline <= o.cx.now;
         match dropping.stage {
-            Phase::Objects(_) | Phase::Pins(_) => late || waits < BATCHES_MAX,
+            Phase::Objects(_) | Phase::Pins => late || waits < BATCHES_MAX,
             // Then the retires of the drop itself are confirmed, or their node is known not to confirm.
             Phase::PendingRetires(_) => late || dropping.outstanding.is_empty(),
             Phase::Done => false,
@@ -304,15 +303,11 @@ impl Dropping {
             (What::Objects(matching), Phase::PendingRetires(after)) => {
                 self.piece_of_pending_retires(o, matching, &after)
             }
-            (What::Pins(owner), Phase::Pins(left)) => {
-                let max = match is_mutant!(o.cx.config.mutant, HandleAtOnce) {
-                    true => usize::MAX,
-                    false => o.cx.config.piece_objects_max.max(1),
-                };
-                let (count, objects, left) = o.drop_some_pins((self.namespace, owner.as_str()), left, max);
+            (What::Pins(owner), Phase::Pins) => {
+                let (count, objects) = o.end_pins(self.namespace, owner);
                 self.count += count;
                 attributes_set = objects;
-                (Vec::new(), if left.is_done() { Phase::Done } else { Phase::Pins(left) })
+                (Vec::new(), Phase::Done)
             }
             (What::Objects(_) | What::Pins(_), _) => (Vec::new(), Phase::Done),
         };

@@ -19,24 +19,6 @@ use crate::{
 /// Maximum number of objects whose attributes one message writes.
 const ATTRIBUTES_ITEMS_MAX: usize = 1 << 13;
 
-/// Where a drop of all pins of an owner goes on.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct PinsLeft {
-    /// The next object whose attributes may not be written. `None` once all are sent again.
-    unwritten: Option<ObjectIndex>,
-    /// The next object that may be pinned.
-    pinned: Option<ObjectIndex>,
-}
-
-impl PinsLeft {
-    /// All of them.
-    pub(super) const ALL: Self = Self { unwritten: Some(ObjectIndex::MIN), pinned: Some(ObjectIndex::MIN) };
-
-    pub(super) fn is_done(&self) -> bool {
-        self.unwritten.is_none() && self.pinned.is_none()
-    }
-}
-
 /// Sets or ends pins, and appends the outcomes, and those that are set.
 pub(super) fn pin_items(
     o: &mut Objects,
@@ -72,38 +54,23 @@ pub(super) fn pin_items(
 }
 
 impl Objects {
-    /// Ends some pins of an owner: at most `max`. Returns how many, the objects whose attributes must be
-    /// written, and what is left.
-    pub(super) fn drop_some_pins(
-        &mut self,
-        (namespace, owner): (NamespaceIndex, &str),
-        left: PinsLeft,
-        max: usize,
-    ) -> (u64, Vec<ObjectIndex>, PinsLeft) {
-        let PinsLeft { mut unwritten, mut pinned } = left;
-        let (mut count, mut objects) = (0, BTreeSet::new());
+    /// Ends all pins of an owner. Returns how many, and the objects whose attributes must be written.
+    pub(super) fn end_pins(&mut self, namespace: NamespaceIndex, owner: &str) -> (u64, Vec<ObjectIndex>) {
         // An earlier call may have ended these pins without a confirmation from all nodes. So a repeated
         // call waits for all unwritten attributes of the namespace, whichever call changed them.
-        if let Some(first) = unwritten {
-            let (found, next) = self.unwritten.page(first, max);
-            let is_here =
-                |it: &ObjectIndex| self.cx.catalog.get(*it).is_some_and(|it| it.namespace() == namespace);
-            objects.extend(found.into_iter().filter(is_here));
-            unwritten = next;
-        }
-        if let Some(first) = pinned.filter(|_| unwritten.is_none()) {
-            let (found, next) = self.cx.catalog.pinned_by(namespace, owner, first, max);
-            for index in found {
-                remove_departed(self, index);
-                if self.cx.catalog.get(index).is_some() {
-                    count += 1;
-                    self.pin_one(index, owner, false, None);
-                    objects.insert(index);
-                }
+        let is_here =
+            |it: &ObjectIndex| self.cx.catalog.get(*it).is_some_and(|it| it.namespace() == namespace);
+        let mut objects: BTreeSet<_> = self.unwritten.objects().filter(is_here).collect();
+        let mut count = 0;
+        for index in self.cx.catalog.pinned_by(namespace, owner) {
+            remove_departed(self, index);
+            if self.cx.catalog.get(index).is_some() {
+                count += 1;
+                self.pin_one(index, owner, false, None);
+                objects.insert(index);
             }
-            pinned = next;
         }
-        (count, objects.into_iter().collect(), PinsLeft { unwritten, pinned })
+        (count, objects.into_iter().collect())
     }
 
     /// Sets or ends one pin, unless it is in that state already. `token`: that of the client, if it is

@@ -537,18 +537,11 @@ impl Catalog {
         owners
     }
 
-    /// What an owner pins in a namespace, from an object on: at most `max`, and the next one.
-    pub(super) fn pinned_by(
-        &self,
-        namespace: NamespaceIndex,
-        owner: &str,
-        first: ObjectIndex,
-        max: usize,
-    ) -> (Vec<ObjectIndex>, Option<ObjectIndex>) {
-        let first = (namespace, owner.to_owned(), first.0);
+    /// What an owner pins in a namespace.
+    pub(super) fn pinned_by(&self, namespace: NamespaceIndex, owner: &str) -> Vec<ObjectIndex> {
+        let first = (namespace, owner.to_owned(), 0);
         let last = (namespace, owner.to_owned(), NIL);
-        let mut all = self.pins.range(first..=last).map(|(_, _, index)| ObjectIndex(*index));
-        (all.by_ref().take(max).collect(), all.next())
+        self.pins.range(first..=last).map(|(_, _, index)| ObjectIndex(*index)).collect()
     }
 
     /// Notes from now on which tiers objects enter and leave.

@@ -54,22 +54,7 @@ impl Unwritten {
         }
     }
 
-    /// The objects from `first` on, of at most `scan` entries or one object, and the object to continue from.
-    pub(in crate::master) fn page(
-        &self,
-        first: ObjectIndex,
-        scan: usize,
-    ) -> (Vec<ObjectIndex>, Option<ObjectIndex>) {
-        let mut found = Vec::new();
-        for (at, (object, _)) in self.0.range((first, NodeIndex(0))..).map(|it| *it.0).enumerate() {
-            if found.last() == Some(&object) {
-                continue;
-            }
-            if at >= scan.max(1) {
-                return (found, Some(object));
-            }
-            found.push(object);
-        }
-        (found, None)
+    pub(in crate::master) fn objects(&self) -> impl Iterator<Item = ObjectIndex> {
+        self.0.keys().map(|(object, _)| *object)
     }
 }
