@@ -14,7 +14,7 @@ use crate::handle::Operation;
 use crate::keys::{self, Keys, UNGIVEN};
 use crate::memory::Memory;
 use crate::methods::Any;
-use crate::operations::{DeleteAll, ExistAll, GetAll, PutAll, wait_mode};
+use crate::operations::{DeleteAll, ExistAll, GetAll, PutAll, space_wait};
 use crate::store::Store;
 use crate::{errors, types};
 
@@ -62,8 +62,13 @@ impl Store {
 
     fn __setitem__(&self, py: Python<'_>, key: &Any<'_>, value: &Any<'_>) -> PyResult<()> {
         let (values, options) = (vec![Memory::to_read(value)?], PutOptions::default());
-        let put =
-            PutAll { keys: one(key)?, values, options, wait_mode: wait_mode(false), refuses_existing: false };
+        let put = PutAll {
+            keys: one(key)?,
+            values,
+            options,
+            space_wait: space_wait(false),
+            refuses_existing: false,
+        };
         self.caller.go(py, None, put).map(drop)
     }
 

@@ -11,7 +11,7 @@ use pyo3::prelude::*;
 use tiffin_client::{
     Ahead, Client, Deadline, DeleteOptions, DeletedMatching, Error, Fetched, GetInto, GetOptions, Info,
     ListItem, ListOptions, OwnedTarget, Part, Pattern, Put, PutEffect, PutOptions, QueueInto, QueuedGet,
-    ResolveOptions, Route, Stat, Stored, View, WaitMode,
+    ResolveOptions, Route, SpaceWait, Stat, Stored, View,
 };
 use tiffin_types::{REPLICAS_MAX, TTL_MS_MAX};
 
@@ -92,8 +92,8 @@ impl Keeping<'_, '_> {
 }
 
 /// Whether a put waits for space.
-pub(crate) fn wait_mode(wait: bool) -> WaitMode {
-    if wait { WaitMode::UntilDeadline } else { WaitMode::Never }
+pub(crate) fn space_wait(wait: bool) -> SpaceWait {
+    if wait { SpaceWait::UntilDeadline } else { SpaceWait::Never }
 }
 
 /// Stores values.
@@ -101,7 +101,7 @@ pub(crate) struct PutAll {
     pub(crate) keys: Keys,
     pub(crate) values: Vec<Memory>,
     pub(crate) options: PutOptions,
-    pub(crate) wait_mode: WaitMode,
+    pub(crate) space_wait: SpaceWait,
     /// Whether an existing object is an error.
     pub(crate) refuses_existing: bool,
 }
@@ -110,7 +110,7 @@ impl Operation for PutAll {
     type Outcome = Each<Stored>;
 
     fn waits(&self) -> bool {
-        self.wait_mode != WaitMode::Never
+        self.space_wait != SpaceWait::Never
     }
 
     async fn run(&self, client: &Client, deadline: Deadline) -> Result<Each<Stored>, Error> {
@@ -122,7 +122,7 @@ impl Operation for PutAll {
                 options: self.options.clone(),
             })
             .collect();
-        Ok(client.put_with(&puts, self.wait_mode, deadline).await)
+        Ok(client.put_with(&puts, self.space_wait, deadline).await)
     }
 
     fn answer(self, py: Python<'_>, outcome: Each<Stored>) -> PyResult<Py<PyAny>> {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use pyo3::IntoPyObjectExt;
 use pyo3::prelude::*;
 use tiffin_client::{
-    Client, Deadline, Error, PutEffect, PutOptions, Reserved, SpaceRequest, Stored, WaitMode,
+    Client, Deadline, Error, PutEffect, PutOptions, Reserved, SpaceRequest, SpaceWait, Stored,
 };
 use tiffin_types::units::Count;
 
@@ -21,7 +21,7 @@ use crate::{errors, lifetimes, types};
 pub(crate) struct ReserveAll {
     spaces: Vec<SpaceRequest>,
     is_one: bool,
-    wait_mode: WaitMode,
+    space_wait: SpaceWait,
     refuses_existing: bool,
     caller: Caller,
 }
@@ -31,7 +31,7 @@ impl ReserveAll {
     pub(crate) fn parse(
         pairs: Pairs<'_>,
         options: &PutOptions,
-        wait_mode: WaitMode,
+        space_wait: SpaceWait,
         refuses_existing: bool,
         caller: Caller,
     ) -> PyResult<Self> {
@@ -41,7 +41,7 @@ impl ReserveAll {
             Ok(SpaceRequest { key, len, options: options.clone() })
         });
         let spaces = spaces.collect::<PyResult<_>>()?;
-        Ok(Self { spaces, is_one, wait_mode, refuses_existing, caller })
+        Ok(Self { spaces, is_one, space_wait, refuses_existing, caller })
     }
 }
 
@@ -49,11 +49,11 @@ impl Operation for ReserveAll {
     type Outcome = Each<Reserved>;
 
     fn waits(&self) -> bool {
-        self.wait_mode != WaitMode::Never
+        self.space_wait != SpaceWait::Never
     }
 
     async fn run(&self, client: &Client, deadline: Deadline) -> Result<Each<Reserved>, Error> {
-        Ok(client.reserve(&self.spaces, self.wait_mode, deadline).await)
+        Ok(client.reserve(&self.spaces, self.space_wait, deadline).await)
     }
 
     fn answer(self, py: Python<'_>, outcome: Each<Reserved>) -> PyResult<Py<PyAny>> {

@@ -13,7 +13,7 @@ use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyDict, PyMapping, PyString, PyTuple};
 use tiffin_client::{
     Acked, Client, Consumption, Deadline, Dtype, Error, Generation, Key, Manifest, PutOptions, SamplePut,
-    SampleRef, Tensor, TensorRef, WaitMode,
+    SampleRef, SpaceWait, Tensor, TensorRef,
 };
 
 use crate::errors::{self, invalid, wrong_type};
@@ -32,7 +32,7 @@ pub(crate) struct PutSamples {
     is_one: bool,
     consumption: Consumption,
     options: PutOptions,
-    wait_mode: WaitMode,
+    space_wait: SpaceWait,
 }
 
 /// A sample to store.
@@ -57,7 +57,7 @@ impl PutSamples {
         metadata: Option<&Any<'_>>,
         consume: Option<&Any<'_>>,
         options: PutOptions,
-        wait_mode: WaitMode,
+        space_wait: SpaceWait,
     ) -> PyResult<Self> {
         let Pairs { keys: Keys { list, is_one }, others } = pairs;
         let mut beside = match metadata {
@@ -76,7 +76,7 @@ impl PutSamples {
             let hint = "use the ids of the samples";
             return Err(invalid(given.py(), format!("metadata of `{id}`, which is not put\n\nhint: {hint}")));
         }
-        Ok(Self { samples, is_one, consumption: consumption(consume)?, options, wait_mode })
+        Ok(Self { samples, is_one, consumption: consumption(consume)?, options, space_wait })
     }
 }
 
@@ -84,13 +84,13 @@ impl Operation for PutSamples {
     type Outcome = Each<SampleRef>;
 
     fn waits(&self) -> bool {
-        self.wait_mode != WaitMode::Never
+        self.space_wait != SpaceWait::Never
     }
 
     async fn run(&self, client: &Client, deadline: Deadline) -> Result<Each<SampleRef>, Error> {
         let puts: Vec<_> =
             self.samples.iter().map(|it| it.as_put(&self.consumption, &self.options)).collect();
-        Ok(client.put_samples(&puts, self.wait_mode, deadline).await)
+        Ok(client.put_samples(&puts, self.space_wait, deadline).await)
     }
 
     fn answer(self, py: Python<'_>, outcome: Each<SampleRef>) -> PyResult<Py<PyAny>> {

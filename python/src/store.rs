@@ -20,7 +20,7 @@ use crate::memory::Memory;
 use crate::methods::{Any, Caller, methods};
 use crate::operations::{
     DeleteAll, DeleteMatching, Describe, ExistAll, GetAll, GetIntoAll, InfoAll, Keeping, List, OnExists,
-    PutAll, Routes, ViewAll, wait_mode,
+    PutAll, Routes, ViewAll, space_wait,
 };
 use crate::prefetch::{self, Begin};
 use crate::reservation::ReserveAll;
@@ -111,7 +111,7 @@ methods! {
         let on_exists = OnExists::parse(py, on_exists)?;
         let options = Keeping { on_exists, replicas, pin, soft_pin, owner, ttl }.options(py)?;
         let refuses_existing = on_exists == OnExists::Error;
-        PutAll { keys, values, options, wait_mode: wait_mode(wait), refuses_existing }
+        PutAll { keys, values, options, space_wait: space_wait(wait), refuses_existing }
     }
 
     /// Reserves space ahead of the data, for one object or for many: `reserve(key, nbytes)` or
@@ -141,7 +141,7 @@ methods! {
         let on_exists = OnExists::parse(py, on_exists)?;
         let options = Keeping { on_exists, replicas, pin, soft_pin, owner, ttl }.options(py)?;
         let refuses_existing = on_exists == OnExists::Error;
-        ReserveAll::parse(pairs, &options, wait_mode(wait), refuses_existing, self.caller.clone())?
+        ReserveAll::parse(pairs, &options, space_wait(wait), refuses_existing, self.caller.clone())?
     }
 
     /// The bytes of an object, or of many.
@@ -506,7 +506,7 @@ methods! {
         let options = Keeping { on_exists, replicas, pin, soft_pin: None, owner, ttl: None }.options(py)?;
         let elsewhere = keys::count(py, "elsewhere", elsewhere, 0)?;
         let options = PutOptions { stream: stream.to_owned(), elsewhere, ..options };
-        PutSamples::parse(pairs, metadata, consume, options, wait_mode(wait))?
+        PutSamples::parse(pairs, metadata, consume, options, space_wait(wait))?
     }
 
     /// Leases a sample, or many, on behalf of a consumer group: see `tiffin.Lease`.

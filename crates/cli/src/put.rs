@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use clap::ValueEnum;
 use serde_json::Value;
-use tiffin_client::{Put as Item, PutEffect, Stored, WaitMode};
+use tiffin_client::{Put as Item, PutEffect, SpaceWait, Stored};
 use tiffin_server::config::{ClientArgs, duration};
 use tiffin_types::message::{OnExists, PutOptions};
 use tiffin_types::{Key, TTL_MS_MAX};
@@ -115,14 +115,14 @@ pub(crate) async fn run(put: Put, context: &Context, console: &mut Console) -> R
         ttl_ms: put.ttl.map(|it| it.as_millis() as u64),
         ..PutOptions::default()
     };
-    let wait_mode = if put.wait { WaitMode::UntilDeadline } else { WaitMode::Never };
+    let space_wait = if put.wait { SpaceWait::UntilDeadline } else { SpaceWait::Never };
     let store = StoreClient::connect(put.client, context).await?;
     let largest = largest_node(&store).await?;
     for (key, input) in inputs {
         let pieces = input.read(largest, console).await?;
         let parts = pieces.iter().map(|piece| piece.as_slice().into()).collect();
         let item = Item { key: key.clone(), parts, options: options.clone() };
-        let stored = match store.client.put_with(&[item], wait_mode, store.deadline()).await.pop() {
+        let stored = match store.client.put_with(&[item], space_wait, store.deadline()).await.pop() {
             Some(stored) => stored.map_err(|error| store.explain(&error))?,
             None => return Err(Failure::new("internal", "the put has no outcome")),
         };

@@ -336,7 +336,7 @@ mod members {
 
 /// The tables about bytes.
 mod bytes {
-    use tiffin_client::{GetInto, GetOptions, WaitMode};
+    use tiffin_client::{GetInto, GetOptions, SpaceWait};
     use tiffin_server::config::{Engine, SsdConfig, TierConfig};
     use tiffin_transport::tcp::{Identity, Tcp};
     use tiffin_transport::{ReadOp, TargetBuf, Transport as _};
@@ -492,6 +492,6 @@ mod bytes {
     async fn put(client: &Client, name: &str, len: usize) {
         let bytes: Vec<_> = (0..len).map(|at| (at / 7) as u8).collect();
         let put = [Put::new(Key::new(name.as_bytes()).unwrap(), &bytes)];
-        client.put_with(&put, WaitMode::UntilDeadline, soon()).await.remove(0).unwrap();
+        client.put_with(&put, SpaceWait::UntilDeadline, soon()).await.remove(0).unwrap();
     }
 }

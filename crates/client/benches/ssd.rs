@@ -25,7 +25,7 @@ use std::time::{Duration, Instant};
 
 use tiffin_client::{
     Ahead, Client, ConnectOptions, Deadline, DeleteOptions, GetInto, GetOptions, Key, PrefetchOutcome, Put,
-    ResolveOptions, WaitMode,
+    ResolveOptions, SpaceWait,
 };
 use tiffin_server::config::{Engine, SsdConfig, TierConfig};
 use tiffin_server::{MasterConfig, MasterServer, NodeConfig, NodeServer};
@@ -134,7 +134,7 @@ async fn offload(client: &Client, first: u64, count: u64) -> Rate {
         let (client, bytes) = (client.clone(), Arc::clone(&bytes));
         running.spawn(async move {
             let put = [Put::new(key(at), &bytes)];
-            client.put_with(&put, WaitMode::UntilDeadline, soon()).await.remove(0).unwrap();
+            client.put_with(&put, SpaceWait::UntilDeadline, soon()).await.remove(0).unwrap();
         });
     }
     running.join_all().await;

@@ -7,7 +7,7 @@ use std::io::{self, Write};
 use std::time::Duration;
 
 use tiffin_client::{
-    Client, Deadline, DeleteOptions, Dtype, GetOptions, Key, Pattern, Put, SamplePut, TensorRef, WaitMode,
+    Client, Deadline, DeleteOptions, Dtype, GetOptions, Key, Pattern, Put, SamplePut, SpaceWait, TensorRef,
 };
 use tiffin_embedded::Embedded;
 
@@ -57,7 +57,7 @@ async fn consume_a_sample(
     let tensors = vec![TensorRef::new("hidden", Dtype::Bf16, &[16, 64], &hidden)];
     let sample = SamplePut { metadata: b"{\"step\": 1}", ..SamplePut::new(Key::new(b"sample/7")?, tensors) };
     let mut refs = Vec::new();
-    for stored in client.put_samples(&[sample], WaitMode::UntilDeadline, deadline).await {
+    for stored in client.put_samples(&[sample], SpaceWait::UntilDeadline, deadline).await {
         refs.push(stored.map(|it| (it.id, it.generation))?);
     }
     let wanted: Vec<_> = refs.iter().map(|(id, generation)| (id.clone(), Some(*generation))).collect();

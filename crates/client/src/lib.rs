@@ -45,7 +45,7 @@
 //!
 //! ```
 //! # use std::time::Duration;
-//! use tiffin_client::{Acked, Deadline, Dtype, Key, WaitMode, SamplePut, TensorRef};
+//! use tiffin_client::{Acked, Deadline, Dtype, Key, SpaceWait, SamplePut, TensorRef};
 //! use tiffin_embedded::Embedded;
 //!
 //! # #[tokio::main(flavor = "multi_thread", worker_threads = 2)]
@@ -56,7 +56,7 @@
 //! let mask = TensorRef::new("mask", Dtype::Bool, &[2, 2], &[1, 0, 0, 1]);
 //! let sample = SamplePut::new(Key::new(b"step-1/sample-7")?, vec![mask]);
 //! // Waits for space if there is none.
-//! let mut stored = client.put_samples(&[sample], WaitMode::UntilDeadline, soon()).await;
+//! let mut stored = client.put_samples(&[sample], SpaceWait::UntilDeadline, soon()).await;
 //! let sample = stored.remove(0)?;
 //!
 //! let wanted = [(sample.id.clone(), Some(sample.generation))];
@@ -138,7 +138,7 @@ pub use manifest::{
     UnknownDtype,
 };
 pub use options::{
-    ConnectOptions, Deadline, DeleteOptions, GetOptions, ListOptions, ResolveOptions, WaitMode,
+    ConnectOptions, Deadline, DeleteOptions, GetOptions, ListOptions, ResolveOptions, SpaceWait,
 };
 pub use pieces::Piece;
 pub use queued::{QueueInto, QueuedGet};
@@ -200,20 +200,20 @@ impl Client {
     /// Dropping the future is safe: reserved memory is released. If there is no space, the put fails at
     /// once; [`Self::put_with`] can wait.
     pub async fn put(&self, puts: &[Put<'_>], deadline: Deadline) -> Vec<Result<Stored, Error>> {
-        self.put_with(puts, WaitMode::Never, deadline).await
+        self.put_with(puts, SpaceWait::Never, deadline).await
     }
 
-    /// Stores objects as [`Self::put`] does, and waits for space as `wait_mode` allows.
+    /// Stores objects as [`Self::put`] does, and waits for space as `space_wait` allows.
     ///
     /// A put without space at the deadline fails with [`Error::Full`] or [`Error::OverQuota`], in time.
     pub async fn put_with(
         &self,
         puts: &[Put<'_>],
-        wait_mode: WaitMode,
+        space_wait: SpaceWait,
         deadline: Deadline,
     ) -> Vec<Result<Stored, Error>> {
         match self.inner.enter("put", deadline) {
-            Ok(busy) => busy.run(put::put(&self.inner, puts, wait_mode, deadline)).await,
+            Ok(busy) => busy.run(put::put(&self.inner, puts, space_wait, deadline)).await,
             Err(error) => batch::all(puts.len(), &error),
         }
     }
@@ -226,11 +226,11 @@ impl Client {
     pub async fn reserve(
         &self,
         spaces: &[SpaceRequest],
-        wait_mode: WaitMode,
+        space_wait: SpaceWait,
         deadline: Deadline,
     ) -> Vec<Result<Reserved, Error>> {
         match self.inner.enter("reserve", deadline) {
-            Ok(busy) => busy.run(reserved::reserve(&self.inner, spaces, wait_mode, deadline)).await,
+            Ok(busy) => busy.run(reserved::reserve(&self.inner, spaces, space_wait, deadline)).await,
             Err(error) => batch::all(spaces.len(), &error),
         }
     }
@@ -517,11 +517,11 @@ impl Client {
     pub async fn put_samples(
         &self,
         samples: &[SamplePut<'_>],
-        wait_mode: WaitMode,
+        space_wait: SpaceWait,
         deadline: Deadline,
     ) -> Vec<Result<SampleRef, Error>> {
         match self.inner.enter("put_samples", deadline) {
-            Ok(busy) => busy.run(sample::put_samples(&self.inner, samples, wait_mode, deadline)).await,
+            Ok(busy) => busy.run(sample::put_samples(&self.inner, samples, space_wait, deadline)).await,
             Err(error) => batch::all(samples.len(), &error),
         }
     }

@@ -190,7 +190,7 @@ pub struct ResolveOptions {
 
 /// What a put does if there is no space.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum WaitMode {
+pub enum SpaceWait {
     /// It fails at once.
     #[default]
     Never,
@@ -201,7 +201,7 @@ pub enum WaitMode {
     For(Duration),
 }
 
-impl WaitMode {
+impl SpaceWait {
     /// How long the master may let a put wait so that its reply still arrives in time.
     pub(crate) fn wait_ms(self, deadline: Deadline) -> u64 {
         match self {

@@ -20,7 +20,7 @@ use crate::names;
 use crate::reservations::PutReservations;
 use crate::reserved::ReservedSpace;
 use crate::running::Running;
-use crate::{Deadline, Error, Put, PutEffect, Stored, WaitMode, batch, preallocated};
+use crate::{Deadline, Error, Put, PutEffect, SpaceWait, Stored, batch, preallocated};
 
 /// Copying this number of bytes takes about as long as a call to the master.
 const LONG_COPY: u64 = 256 << 10;
@@ -71,10 +71,10 @@ pub(crate) type Writes = BTreeMap<SegmentId, Vec<ToWrite>>;
 pub(crate) async fn put(
     inner: &Inner,
     puts: &[Put<'_>],
-    wait_mode: WaitMode,
+    space_wait: SpaceWait,
     deadline: Deadline,
 ) -> Vec<Result<Stored, Error>> {
-    put_ready(inner, puts, Vec::new(), wait_mode, deadline).await
+    put_ready(inner, puts, Vec::new(), space_wait, deadline).await
 }
 
 /// Puts into memory that was reserved before: for each put, or for none.
@@ -82,14 +82,14 @@ pub(crate) async fn put_ready(
     inner: &Inner,
     puts: &[Put<'_>],
     ready: Vec<ReservedSpace>,
-    wait_mode: WaitMode,
+    space_wait: SpaceWait,
     deadline: Deadline,
 ) -> Vec<Result<Stored, Error>> {
     let mut outcomes = Vec::with_capacity(puts.len());
     let mut ready = ready.into_iter();
     for piece in batch::pieces(puts.iter().map(|put| &put.key)) {
         let puts = puts.get(piece).unwrap_or_default();
-        outcomes.extend(drive(inner, puts, &mut ready, wait_mode, deadline).await);
+        outcomes.extend(drive(inner, puts, &mut ready, space_wait, deadline).await);
     }
     outcomes
 }
@@ -98,14 +98,14 @@ async fn drive(
     inner: &Inner,
     puts: &[Put<'_>],
     ready: &mut (dyn Iterator<Item = ReservedSpace> + Send),
-    wait_mode: WaitMode,
+    space_wait: SpaceWait,
     deadline: Deadline,
 ) -> Vec<Result<Stored, Error>> {
     // Dropped last: the rest is released when no copy of this put can be in progress.
     let held = &PutReservations::new(&inner.reservations, &inner.chores);
     let requests = puts.iter().map(|put| request(put, space_for(inner, held, put, ready.next()))).collect();
     let session = Session::new(requests).publishing(inner.nodes.same_host());
-    let mut session = session.waiting(wait_mode.wait_ms(deadline)).confirming(names::wait_ms(deadline));
+    let mut session = session.waiting(space_wait.wait_ms(deadline)).confirming(names::wait_ms(deadline));
     let restock = |_: &PreallocateWhen| preallocated::restock(inner, puts);
     let mut failures = Failures::new();
     let mut unwritten = Unwritten::default();

@@ -14,7 +14,7 @@ use tiffin_types::REPLICAS_MAX;
 
 use crate::{
     Client, Deadline, Error, Generation, Here, Info, Key, NodeStat, PutEffect, PutOptions, ResolveOptions,
-    SOFT_PIN_DEFAULT, SourceBuf, SpaceRequest, WaitMode, Why,
+    SOFT_PIN_DEFAULT, SourceBuf, SpaceRequest, SpaceWait, Why,
 };
 
 /// How long a change waits for memory.
@@ -57,7 +57,7 @@ pub async fn relocate(
         return Ok(None);
     }
     let space = SpaceRequest { key: key.clone(), len: info.len, options };
-    let reserved = client.reserve(&[space], WaitMode::For(SPACE_WAIT), deadline).await.pop();
+    let reserved = client.reserve(&[space], SpaceWait::For(SPACE_WAIT), deadline).await.pop();
     let reserved = match reserved {
         Some(Ok(reserved)) => reserved,
         Some(Err(Error::Exists { generation, .. })) if generation == Generation::default() => {

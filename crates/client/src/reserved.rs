@@ -20,7 +20,7 @@ use crate::inner::Inner;
 use crate::link::InPauses;
 use crate::reservations::PutReservations;
 use crate::running::Running;
-use crate::{Deadline, Error, Put, Stored, WaitMode, batch, put};
+use crate::{Deadline, Error, Put, SpaceWait, Stored, batch, put};
 
 /// Space to be reserved for one object.
 #[derive(Clone, Debug)]
@@ -48,11 +48,11 @@ impl SpaceRequest {
 /// its client connected.
 ///
 /// It survives a broken connection if the node can tell that the client is still running. If a node with
-/// the space is lost, the put reserves again, with the `wait_mode` of the first request.
+/// the space is lost, the put reserves again, with the `space_wait` of the first request.
 pub struct Reserved {
     inner: Arc<Inner>,
     space: SpaceRequest,
-    wait_mode: WaitMode,
+    space_wait: SpaceWait,
     /// `None` after it was used or released.
     reserved_space: Mutex<Option<ReservedSpace>>,
     /// Held for reading while a piece is written, and for writing before the space is taken out.
@@ -233,13 +233,13 @@ async fn abort(
 pub(crate) async fn reserve(
     inner: &Arc<Inner>,
     spaces: &[SpaceRequest],
-    wait_mode: WaitMode,
+    space_wait: SpaceWait,
     deadline: Deadline,
 ) -> Vec<Result<Reserved, Error>> {
     let mut results = Vec::with_capacity(spaces.len());
     for piece in batch::pieces(spaces.iter().map(|it| &it.key)) {
         let spaces = spaces.get(piece).unwrap_or_default();
-        results.extend(reserve_piece(inner, spaces, wait_mode, deadline).await);
+        results.extend(reserve_piece(inner, spaces, space_wait, deadline).await);
     }
     // A node that this client is connected to does not take a broken connection to the master for the
     // client's end. A node that cannot be reached now may be reachable when there is something to write.
@@ -267,7 +267,7 @@ impl Reserved {
 async fn reserve_piece(
     inner: &Arc<Inner>,
     spaces: &[SpaceRequest],
-    wait_mode: WaitMode,
+    space_wait: SpaceWait,
     deadline: Deadline,
 ) -> Vec<Result<Reserved, Error>> {
     let items = spaces.iter().map(|space| ReserveItem {
@@ -275,7 +275,7 @@ async fn reserve_piece(
         len: space.len,
         options: put::with_at_least_one_copy(&space.options),
     });
-    let wait_ms = wait_mode.wait_ms(deadline);
+    let wait_ms = space_wait.wait_ms(deadline);
     let report_wait_ms = crate::names::wait_ms(deadline);
     let items = items.collect();
     let reserve = Reserve { items, wait_ms, report_wait_ms, ..Reserve::default() };
@@ -283,7 +283,7 @@ async fn reserve_piece(
     match inner.reserve(reserve, &held, deadline).await {
         Ok(Reply::Reserved(reserved)) if reserved.items.len() == spaces.len() => {
             let answers = spaces.iter().zip(reserved.items);
-            answers.map(|(space, outcome)| answer(inner, &held, space, wait_mode, outcome)).collect()
+            answers.map(|(space, outcome)| answer(inner, &held, space, space_wait, outcome)).collect()
         }
         Ok(Reply::Refused(refusal)) => batch::all(spaces.len(), &refusal.into()),
         Ok(_) => batch::all(spaces.len(), &Error::misfit()),
@@ -295,7 +295,7 @@ fn answer(
     inner: &Arc<Inner>,
     held: &PutReservations<'_>,
     space: &SpaceRequest,
-    wait_mode: WaitMode,
+    space_wait: SpaceWait,
     outcome: ReserveOutcome,
 ) -> Result<Reserved, Error> {
     let (key, len) = (space.key.clone(), space.len);
@@ -303,7 +303,7 @@ fn answer(
         ReserveOutcome::Space(ready) => {
             let reserved_space = Mutex::new(Some(ReservedSpace::new(inner, held, ready)));
             let gate = RwLock::new(());
-            Ok(Reserved { inner: Arc::clone(inner), space: space.clone(), wait_mode, reserved_space, gate })
+            Ok(Reserved { inner: Arc::clone(inner), space: space.clone(), space_wait, reserved_space, gate })
         }
         ReserveOutcome::Exists(generation) => Err(Error::Exists { key, generation }),
         ReserveOutcome::Full(full) => Err(Error::full(key, len, full)),
@@ -337,8 +337,9 @@ pub(crate) async fn put_reserved(
             Err(error) => refused.push(Some(error)),
         }
     }
-    let wait_mode = items.iter().map(|(it, _)| it.wait_mode).max_by_key(|it| it.wait_ms(deadline));
-    let stored = put::put_ready(inner, &puts, reserved_spaces, wait_mode.unwrap_or_default(), deadline).await;
+    let space_wait = items.iter().map(|(it, _)| it.space_wait).max_by_key(|it| it.wait_ms(deadline));
+    let stored =
+        put::put_ready(inner, &puts, reserved_spaces, space_wait.unwrap_or_default(), deadline).await;
     let mut stored = stored.into_iter();
     let mut next = || stored.next().unwrap_or_else(|| Err(Error::misfit()));
     refused.into_iter().map(|it| it.map_or_else(&mut next, Err)).collect()

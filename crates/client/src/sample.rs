@@ -13,7 +13,7 @@ use tiffin_types::{ATTRIBUTES_MAX, Generation, Key, OWNER_BYTES_MAX};
 use crate::inner::Inner;
 use crate::manifest::{Dtype, Manifest, TENSOR_ALIGN, Tensor};
 use crate::put;
-use crate::{Deadline, Error, Put, PutEffect, WaitMode};
+use crate::{Deadline, Error, Put, PutEffect, SpaceWait};
 
 /// The bytes between the end of one part and the start of the next.
 const PADDING: [u8; TENSOR_ALIGN as usize] = [0; TENSOR_ALIGN as usize];
@@ -87,7 +87,7 @@ pub struct SampleRef {
 pub(crate) async fn put_samples(
     inner: &Inner,
     samples: &[SamplePut<'_>],
-    wait_mode: WaitMode,
+    space_wait: SpaceWait,
     deadline: Deadline,
 ) -> Vec<Result<SampleRef, Error>> {
     let manifests: Vec<_> = samples.iter().map(manifest).collect();
@@ -97,7 +97,7 @@ pub(crate) async fn put_samples(
     let puts: Vec<_> = good()
         .filter_map(|((sample, manifest), header)| Some(to_put(sample, manifest.as_ref().ok()?, header)))
         .collect();
-    let mut stored = put::put(inner, &puts, wait_mode, deadline).await.into_iter();
+    let mut stored = put::put(inner, &puts, space_wait, deadline).await.into_iter();
     let results = samples.iter().zip(&manifests).map(|(sample, manifest)| {
         let manifest = manifest.as_ref().map_err(Error::clone)?;
         let stored = stored.next().unwrap_or_else(|| Err(Error::misfit()))?;

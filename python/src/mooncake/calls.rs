@@ -8,7 +8,7 @@ use tiffin_client::arena::Block;
 use tiffin_client::gpu;
 use tiffin_client::{
     Ahead, Client, Deadline, DeleteOptions, Error, GetInto, GetOptions, Info, OnExists, Pattern, Presences,
-    Put, PutEffect, ResolveOptions, Stored, WaitMode,
+    Put, PutEffect, ResolveOptions, SpaceWait, Stored,
 };
 use tiffin_types::units::Count;
 
@@ -54,8 +54,8 @@ pub(super) fn put_or_keep<'a>(
     });
     let (known, puts) = split(puts.collect());
     let deadline = Deadline::after(open.call_time.saturating_add(open.put_wait));
-    let wait_mode = if open.put_wait.is_zero() { WaitMode::Never } else { WaitMode::For(open.put_wait) };
-    let stored = ask(py, open, deadline, async |client| client.put_with(&puts, wait_mode, deadline).await)?;
+    let space_wait = if open.put_wait.is_zero() { SpaceWait::Never } else { SpaceWait::For(open.put_wait) };
+    let stored = ask(py, open, deadline, async |client| client.put_with(&puts, space_wait, deadline).await)?;
     let unconfirmed = stored.iter().filter_map(|it| it.as_ref().ok()).flat_map(|it| it.unconfirmed.clone());
     let nodes: BTreeSet<_> = unconfirmed.collect();
     if !nodes.is_empty() {

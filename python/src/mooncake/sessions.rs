@@ -18,7 +18,7 @@ use tiffin_client::gpu::Place;
 use tiffin_client::probe::Access;
 use tiffin_client::{
     Client, Deadline, Error, GetInto, GetOptions, Info, Key, Piece, ResolveOptions, SourceBuf, SpaceRequest,
-    TargetBuf, WaitMode,
+    SpaceWait, TargetBuf,
 };
 
 use super::arguments::{Items, KeyArg, Number};
@@ -306,9 +306,9 @@ pub(super) fn put_session_start(
         };
         known.push(code);
     }
-    let wait_mode = if open.put_wait.is_zero() { WaitMode::Never } else { WaitMode::For(open.put_wait) };
+    let space_wait = if open.put_wait.is_zero() { SpaceWait::Never } else { SpaceWait::For(open.put_wait) };
     let deadline = Deadline::after(open.call_time.saturating_add(open.put_wait));
-    let ask = async |client: &Client| Ok(client.reserve(&spaces, wait_mode, deadline).await);
+    let ask = async |client: &Client| Ok(client.reserve(&spaces, space_wait, deadline).await);
     let reserved = open.handle.call(py, deadline, ask)?;
     let mut reserved = match reserved {
         Ok(reserved) => reserved.into_iter(),

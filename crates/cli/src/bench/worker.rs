@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 use tiffin_client::{
     Client, ConnectOptions, Deadline, DeleteOptions, Dtype, Error, Generation, GetInto, GetOptions, Put,
-    ResolveOptions, SamplePut, TensorRef, WaitMode,
+    ResolveOptions, SamplePut, SpaceWait, TensorRef,
 };
 use tiffin_embedded::Embedded;
 use tiffin_report::document::Times;
@@ -268,7 +268,7 @@ impl BenchClient {
         ];
         let samples = [SamplePut::new(id.clone(), tensors)];
         let began = Instant::now();
-        let stored = self.other.put_samples(&samples, WaitMode::UntilDeadline, soon()).await;
+        let stored = self.other.put_samples(&samples, SpaceWait::UntilDeadline, soon()).await;
         let time = began.elapsed();
         let generation = all(stored)?.into_iter().next().map_or(Generation::default(), |it| it.generation);
         if !reads {

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tiffin_client::{
     Acked, Client, ConnectOptions, Deadline, DeleteOptions, Dtype, Error, Generation, GetOptions, Key,
-    OnExists, Put, PutEffect, PutOptions, ResolveOptions, SamplePut, TensorRef, WaitMode,
+    OnExists, Put, PutEffect, PutOptions, ResolveOptions, SamplePut, SpaceWait, TensorRef,
 };
 
 use super::record::{Answer, Call, Class, KeyId, failed};
@@ -107,7 +107,7 @@ impl Caller {
     async fn put_sample(&mut self, key: Key, value: u64, bytes: &[u8], options: PutOptions) -> Answer {
         let tensors = vec![TensorRef::new(TENSOR, Dtype::U8, &[bytes.len() as u64], bytes)];
         let sample = SamplePut { options, ..SamplePut::new(key, tensors) };
-        match only(self.client.put_samples(&[sample], WaitMode::Never, self.deadline()).await) {
+        match only(self.client.put_samples(&[sample], SpaceWait::Never, self.deadline()).await) {
             Ok(stored) => {
                 self.generations.insert(value, stored.generation);
                 let is_confirmed = stored.unconfirmed.is_empty();

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use tiffin_client::{
-    Acked, Client, Deadline, Dtype, Error, Generation, ResolveOptions, SamplePut, TensorRef, WaitMode,
+    Acked, Client, Deadline, Dtype, Error, Generation, ResolveOptions, SamplePut, SpaceWait, TensorRef,
 };
 use tiffin_report::curve as plot;
 use tiffin_types::Key;
@@ -196,7 +196,7 @@ impl Pipeline<'_> {
         ];
         let key = Key::new(format!("sample/{number}").as_bytes())?;
         let put = SamplePut::new(key.clone(), tensors);
-        let stored = self.producer.put_samples(&[put], WaitMode::UntilDeadline, soon()).await;
+        let stored = self.producer.put_samples(&[put], SpaceWait::UntilDeadline, soon()).await;
         let stored = one(stored)?;
         let bytes = space_for(stored.len).unwrap_or(u64::MAX);
         Ok(InFlight { key, generation: stored.generation, bytes })

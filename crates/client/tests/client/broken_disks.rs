@@ -4,7 +4,7 @@ use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use tiffin_client::{Client, Demotion, Error, GetOptions, Losses, PolicyChange, Put, WaitMode};
+use tiffin_client::{Client, Demotion, Error, GetOptions, Losses, PolicyChange, Put, SpaceWait};
 use tiffin_server::config::{Engine, SsdConfig};
 use tiffin_server::{MasterConfig, MasterServer, NodeConfig, NodeServer};
 use tokio::time::Instant;
@@ -71,7 +71,7 @@ async fn memory_serves(client: &Client, name: &str) {
     for at in 0..OBJECTS {
         let (name, bytes) = (key(format!("{name}{at}")), pattern(at, OBJECT));
         let put = [Put::new(name.clone(), &bytes)];
-        only(client.put_with(&put, WaitMode::UntilDeadline, soon()).await).unwrap();
+        only(client.put_with(&put, SpaceWait::UntilDeadline, soon()).await).unwrap();
         let object = only(client.get(&[name], GetOptions::default(), soon()).await).unwrap();
         assert!(object.bytes == bytes);
     }
@@ -274,7 +274,7 @@ async fn objects_on_a_disk_are_not_lost_with_their_node() {
         for at in 0..16 {
             let bytes = pattern(at, OBJECT);
             let put = Put::new(key(format!("r{round}-{at}")), &bytes);
-            only(client.put_with(&[put], WaitMode::UntilDeadline, soon()).await).unwrap();
+            only(client.put_with(&[put], SpaceWait::UntilDeadline, soon()).await).unwrap();
         }
         store.node.take().unwrap().leave(Instant::now() + LONG).await;
         store.start_node(folder.path(), Engine::Auto).await;

@@ -5,7 +5,7 @@ use std::path::Path;
 use tempfile::TempDir;
 use tiffin_client::{
     Ahead, Client, ConnectOptions, Demotion, GetInto, GetOptions, PolicyChange, PrefetchOutcome, Put,
-    ResolveOptions, WaitMode, Why,
+    ResolveOptions, SpaceWait, Why,
 };
 use tiffin_server::config::{Engine, SsdConfig, TierConfig};
 use tiffin_server::{MasterConfig, MasterServer, NodeConfig, NodeServer};
@@ -85,7 +85,7 @@ pub(super) async fn fill(client: &Client) {
     for at in 0..OBJECTS {
         let bytes = pattern(at, OBJECT);
         let put = Put::new(key(format!("o{at}")), &bytes);
-        only(client.put_with(&[put], WaitMode::UntilDeadline, soon()).await).unwrap();
+        only(client.put_with(&[put], SpaceWait::UntilDeadline, soon()).await).unwrap();
     }
 }
 
@@ -189,7 +189,7 @@ async fn large_objects_that_fit_on_the_disk_are_all_kept() {
     for at in 0..count {
         let bytes = pattern(at, len);
         let put = Put::new(key(format!("m{at}")), &bytes);
-        only(client.put_with(&[put], WaitMode::UntilDeadline, soon()).await).unwrap();
+        only(client.put_with(&[put], SpaceWait::UntilDeadline, soon()).await).unwrap();
     }
     for at in 0..count {
         let object = only(client.get(&[key(format!("m{at}"))], GetOptions::default(), soon()).await);
@@ -212,7 +212,7 @@ async fn disk_in_same_process_is_read_without_a_socket() {
     for (at, len) in lens.into_iter().enumerate() {
         let bytes = pattern(at, len);
         let put = [Put::new(key(format!("s{at}")), &bytes)];
-        only(client.put_with(&put, WaitMode::UntilDeadline, soon()).await).unwrap();
+        only(client.put_with(&put, SpaceWait::UntilDeadline, soon()).await).unwrap();
     }
     eventually("all are on disk", || store.on_disk() == lens.len() as u64).await;
     store.node.take().unwrap().leave(Instant::now() + LONG).await;
@@ -259,7 +259,7 @@ async fn disk_of_same_host_is_read_through_shared_memory() {
     for (at, len) in lens.into_iter().enumerate() {
         let bytes = pattern(at, len);
         let put = [Put::new(key(format!("s{at}")), &bytes)];
-        only(client.put_with(&put, WaitMode::UntilDeadline, soon()).await).unwrap();
+        only(client.put_with(&put, SpaceWait::UntilDeadline, soon()).await).unwrap();
     }
     eventually("all are on disk", || store.on_disk() == lens.len() as u64).await;
     store.node.take().unwrap().leave(Instant::now() + LONG).await;
@@ -310,7 +310,7 @@ async fn readers_beyond_the_shared_memory_are_served() {
     for at in 0..12 {
         let bytes = pattern(at, large);
         let put = Put::new(key(format!("l{at}")), &bytes);
-        only(filler.put_with(&[put], WaitMode::UntilDeadline, soon()).await).unwrap();
+        only(filler.put_with(&[put], SpaceWait::UntilDeadline, soon()).await).unwrap();
     }
     let mut clients = Vec::new();
     for _ in 0..4 {
@@ -376,7 +376,7 @@ async fn objects_larger_than_a_log_segment_reach_the_disk() {
     for at in 0..14 {
         let bytes = pattern(at, len);
         let put = Put::new(key(format!("o{at}")), &bytes);
-        only(client.put_with(&[put], WaitMode::UntilDeadline, soon()).await).unwrap();
+        only(client.put_with(&[put], SpaceWait::UntilDeadline, soon()).await).unwrap();
     }
     for at in 0..14 {
         let object = only(client.get(&[key(format!("o{at}"))], GetOptions::default(), soon()).await);
@@ -398,7 +398,7 @@ async fn object_rejected_by_the_disk_affects_no_other() {
     let client = store.client().await;
     let put = async |name: String, bytes: &[u8]| {
         let put = Put::new(key(name), bytes);
-        only(client.put_with(&[put], WaitMode::UntilDeadline, soon()).await).unwrap();
+        only(client.put_with(&[put], SpaceWait::UntilDeadline, soon()).await).unwrap();
     };
     for at in 0..300 {
         if at == 20 {

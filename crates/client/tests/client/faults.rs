@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use tiffin_client::{
     Client, ConnectOptions, Consumption, DeleteOptions, Dtype, Error, GetOptions, Key, OnExists, Pattern,
-    Put, PutEffect, PutOptions, ResolveOptions, SamplePut, SourceBuf, SpaceRequest, TensorRef, WaitMode,
+    Put, PutEffect, PutOptions, ResolveOptions, SamplePut, SourceBuf, SpaceRequest, SpaceWait, TensorRef,
 };
 use tiffin_rpc::Connection;
 use tiffin_server::{Address, MasterConfig, MasterServer, NodeConfig, NodeServer};
@@ -150,7 +150,7 @@ async fn samples_behind_a_proxy() -> (Cluster, Proxy, Client) {
     for id in ["s", "t"] {
         let tensors = vec![TensorRef::new("x", Dtype::U8, &[3], b"123")];
         let sample = SamplePut { consumption: Consumption::Retained, ..SamplePut::new(key(id), tensors) };
-        only(client.put_samples(&[sample], WaitMode::Never, soon()).await).unwrap();
+        only(client.put_samples(&[sample], SpaceWait::Never, soon()).await).unwrap();
     }
     (cluster, proxy, client)
 }
@@ -200,7 +200,7 @@ async fn lease_ends_after_its_client_was_away_too_long() {
     cluster.add(4 << 20).await;
     let tensors = vec![TensorRef::new("x", Dtype::U8, &[3], b"123")];
     let client = cluster.client().await;
-    only(client.put_samples(&[SamplePut::new(key("s"), tensors)], WaitMode::Never, soon()).await).unwrap();
+    only(client.put_samples(&[SamplePut::new(key("s"), tensors)], SpaceWait::Never, soon()).await).unwrap();
     // A client that no node ever sees, and that disconnects without a `Goodbye`.
     let hello = Hello { client: ClientId(7), namespace: "default".to_owned(), ..Hello::default() };
     let until = Instant::now() + LONG;
@@ -231,7 +231,7 @@ async fn reserved_space_survives_a_reconnect_to_the_master() {
         let options = ConnectOptions { shared_memory, ..ConnectOptions::new(&proxy.address) };
         let client = Client::connect(options).await.unwrap();
         let spaces = [SpaceRequest::new(key("ahead"), 1000)];
-        let reserved = only(client.reserve(&spaces, WaitMode::Never, soon()).await).unwrap();
+        let reserved = only(client.reserve(&spaces, SpaceWait::Never, soon()).await).unwrap();
         let granted = cluster.nodes[0].usage().granted;
         proxy.cut.send_modify(|count| *count += 1);
         eventually("the master sees it disconnect", || cluster.master.stat().clients == 0).await;
@@ -264,7 +264,7 @@ async fn put_or_get_dropped_at_any_point_leaves_nothing() {
             }
             let keys: Vec<_> = puts.iter().map(|put| put.key.clone()).collect();
             let spaces = [SpaceRequest::new(key(format!("c/{polls}")), 3)];
-            if let Some(reserved) = drop_after(polls, client.reserve(&spaces, WaitMode::Never, soon())).await
+            if let Some(reserved) = drop_after(polls, client.reserve(&spaces, SpaceWait::Never, soon())).await
             {
                 let reserved = only(reserved).unwrap();
                 drop(drop_after(polls, reserved.put(vec![SourceBuf::from(&b"abc"[..])], soon())).await);

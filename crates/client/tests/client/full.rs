@@ -2,7 +2,7 @@
 //! or contiguous memory.
 
 use tiffin_client::{
-    Client, DeleteOptions, Error, GetOptions, Put, PutOptions, ResolveOptions, Resource, WaitMode,
+    Client, DeleteOptions, Error, GetOptions, Put, PutOptions, ResolveOptions, Resource, SpaceWait,
 };
 
 use crate::support::{Cluster, key, only, pattern, pinned, soon};
@@ -49,7 +49,7 @@ async fn tiny_objects_use_all_memory_and_then_evict() {
     // Replacing and waiting make no difference.
     only(client.put(&[Put::new(key(&keys[19_999]), b"new".as_slice())], soon()).await).unwrap();
     let waiting = [Put::new(key("waits"), b"x".as_slice())];
-    only(client.put_with(&waiting, WaitMode::UntilDeadline, soon()).await).unwrap();
+    only(client.put_with(&waiting, SpaceWait::UntilDeadline, soon()).await).unwrap();
     // The memory of the records becomes free again.
     let large = pattern(3, 3 * MIB);
     only(client.put(&[Put::new(key("large"), large.as_slice())], soon()).await).unwrap();
@@ -129,7 +129,7 @@ async fn put_that_never_fits_does_not_wait() {
     let client = cluster.client().await;
     let huge = pattern(1, 5 * MIB);
     let put = [Put::new(key("huge"), huge.as_slice())];
-    let error = only(client.put_with(&put, WaitMode::UntilDeadline, soon()).await).unwrap_err();
+    let error = only(client.put_with(&put, SpaceWait::UntilDeadline, soon()).await).unwrap_err();
     assert!(matches!(error, Error::Full { never: true, .. }) && !error.is_retryable(), "{error}");
     assert!(error.hint().is_some_and(|it| !it.contains("wait")), "{error}");
 }

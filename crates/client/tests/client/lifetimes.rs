@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tiffin_client::{
     Cause, Client, ConnectOptions, Deadline, DeleteOptions, Error, GetInto, GetOptions, ListOptions, Pattern,
-    PolicyChange, Put, ResolveOptions, WaitMode, Watermark, Why,
+    PolicyChange, Put, ResolveOptions, SpaceWait, Watermark, Why,
 };
 use tiffin_embedded::Embedded;
 use tiffin_rpc::{Address, Connection};
@@ -24,7 +24,7 @@ fn waiting_put(client: &Client, name: &'static str, len: usize) -> JoinHandle<Re
     let client = client.clone();
     tokio::spawn(async move {
         let bytes = pattern(len, len);
-        let stored = client.put_with(&[pinned(name, &bytes)], WaitMode::UntilDeadline, soon()).await;
+        let stored = client.put_with(&[pinned(name, &bytes)], SpaceWait::UntilDeadline, soon()).await;
         only(stored).map(|_| ())
     })
 }
@@ -124,10 +124,10 @@ async fn put_that_waited_until_its_deadline_reports_usage() {
     let bytes = pattern(1, 3 * MIB);
     only(client.put(&[pinned("old", &bytes)], soon()).await).unwrap();
     let short = || Deadline::waiting(Duration::from_millis(100), soon().remaining());
-    let full = only(client.put_with(&[pinned("new", &bytes)], WaitMode::UntilDeadline, short()).await);
+    let full = only(client.put_with(&[pinned("new", &bytes)], SpaceWait::UntilDeadline, short()).await);
     assert!(matches!(&full, Err(Error::Full { usage, .. }) if usage.committed == 3 << 20), "{full:?}");
     client.set_policy(quota(3 << 20), soon()).await.unwrap();
-    let over = only(client.put_with(&[pinned("new", b"x")], WaitMode::UntilDeadline, short()).await);
+    let over = only(client.put_with(&[pinned("new", b"x")], SpaceWait::UntilDeadline, short()).await);
     assert!(matches!(&over, Err(Error::OverQuota { quota, .. }) if quota.limit == 3 << 20), "{over:?}");
     assert_eq!(waiting(&cluster), 0);
 }
@@ -176,7 +176,7 @@ async fn quota_applies_to_all_clients_of_a_namespace() {
 
     // A put that exceeds the quota by itself does not wait, and the error says so.
     let large = pattern(1, 3 * MIB);
-    let never = only(one.put_with(&[pinned("c", &large)], WaitMode::UntilDeadline, soon()).await);
+    let never = only(one.put_with(&[pinned("c", &large)], SpaceWait::UntilDeadline, soon()).await);
     let never = never.unwrap_err();
     assert_eq!(never.to_string(), "`c` (3.0 MiB) exceeds the quota of its namespace, 2.0 MiB");
     assert!(!never.is_retryable() && never.hint().unwrap().contains("raise the quota"), "{never:?}");
@@ -360,7 +360,7 @@ async fn expired_deadline_changes_nothing() {
     assert_eq!(client.set_policy(quota(0), past).await, Err(timeout.clone()));
     assert_eq!(client.wait_usage(Watermark::AtLeast(0), past).await, Err(timeout.clone()));
     assert_eq!(client.why(&[key("k")], past).await, [Err(timeout.clone())]);
-    let put = client.put_with(&[Put::new(key("n"), b"v")], WaitMode::UntilDeadline, past).await;
+    let put = client.put_with(&[Put::new(key("n"), b"v")], SpaceWait::UntilDeadline, past).await;
     assert_eq!(put, [Err(timeout.clone())]);
     assert_eq!(client.lease(&[(key("k"), None)], "g", past).await.pop().unwrap().err(), Some(timeout));
     only(client.put(&[Put::new(key("n"), b"v")], soon()).await).unwrap();

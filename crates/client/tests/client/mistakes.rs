@@ -3,7 +3,7 @@
 use tiffin_client::{
     Acked, Client, ConnectOptions, Consumption, Deadline, DeleteOptions, DeletedMatching, Dtype, Error,
     Generation, ListOptions, NamespaceStat, Pattern, PolicyChange, Put, Quota, SamplePut, SpaceRequest,
-    TensorRef, Usage, WaitMode,
+    SpaceWait, TensorRef, Usage,
 };
 use tokio::time::Instant;
 
@@ -32,7 +32,7 @@ async fn put_sample_by(
 ) -> Result<Generation, Error> {
     let consumption = Consumption::Groups(vec!["g".to_owned(), "h".to_owned()]);
     let sample = SamplePut { consumption, ..SamplePut::new(key(id), tensors) };
-    only(client.put_samples(&[sample], WaitMode::Never, deadline).await).map(|it| it.generation)
+    only(client.put_samples(&[sample], SpaceWait::Never, deadline).await).map(|it| it.generation)
 }
 
 /// Sends an invalid request, checks its result, and that all counters are unchanged.
@@ -173,18 +173,18 @@ async fn requests_over_quota_or_late_leave_nothing_behind() {
     let put = put_sample(&poor, vec![tensor("x", &[1], &[0; 4])]).await;
     mistake!(cluster, before, "a sample with a quota of zero", put, Err(it) if full(it));
     let space =
-        only(poor.reserve(&[SpaceRequest::new(key("k"), 8)], WaitMode::Never, soon()).await).map(drop);
+        only(poor.reserve(&[SpaceRequest::new(key("k"), 8)], SpaceWait::Never, soon()).await).map(drop);
     mistake!(cluster, before, "a reserve with a quota of zero", space, Err(it) if full(it));
 
     let client = cluster.client().await;
     only(client.put(&[pinned("k", b"v")], soon()).await).unwrap();
     let before = ledger(&cluster);
     let past = Deadline::at(Instant::now());
-    let put = only(client.put_with(&[Put::new(key("n"), b"v")], WaitMode::UntilDeadline, past).await);
+    let put = only(client.put_with(&[Put::new(key("n"), b"v")], SpaceWait::UntilDeadline, past).await);
     mistake!(cluster, before, "a put that is too late", put, Err(Error::Timeout { .. }));
     let put = put_sample_by(&client, "n", vec![tensor("x", &[1], &[0; 4])], past).await;
     mistake!(cluster, before, "a sample that is too late", put, Err(Error::Timeout { .. }));
-    let space = only(client.reserve(&[SpaceRequest::new(key("n"), 8)], WaitMode::UntilDeadline, past).await)
+    let space = only(client.reserve(&[SpaceRequest::new(key("n"), 8)], SpaceWait::UntilDeadline, past).await)
         .map(drop);
     mistake!(cluster, before, "a reserve that is too late", space, Err(Error::Timeout { .. }));
     let lease = only(client.lease(&[(key("k"), None)], "g", past).await).map(drop);

@@ -2,7 +2,7 @@
 
 use tiffin_client::{
     Client, Deadline, Error, GetOptions, OnExists, Piece, Put, PutEffect, PutOptions, Reserved, SourceBuf,
-    SpaceRequest, WaitMode,
+    SpaceRequest, SpaceWait,
 };
 
 use crate::support::{Cluster, eventually, key, only, pattern, soon};
@@ -12,7 +12,7 @@ const MIB: u64 = 1 << 20;
 async fn reserve(client: &Client, name: &str, len: u64, replicas: u32) -> Reserved {
     let options = PutOptions { replicas, on_exists: OnExists::Keep, ..PutOptions::default() };
     let spaces = [SpaceRequest { options, ..SpaceRequest::new(key(name), len) }];
-    only(client.reserve(&spaces, WaitMode::Never, soon()).await).unwrap()
+    only(client.reserve(&spaces, SpaceWait::Never, soon()).await).unwrap()
 }
 
 fn piece(offset: u64, bytes: &[u8]) -> Piece<'_> {

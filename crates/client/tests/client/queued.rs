@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use tiffin_client::gpu::{DeviceError, QUEUED_MAX, Stream};
 use tiffin_client::{
-    Client, Deadline, DeleteOptions, DeviceMemory, Error, Fetched, Put, QueueInto, QueuedGet, WaitMode,
+    Client, Deadline, DeleteOptions, DeviceMemory, Error, Fetched, Put, QueueInto, QueuedGet, SpaceWait,
 };
 
 #[path = "../../../gpu/tests/standin/support.rs"]
@@ -63,7 +63,7 @@ impl Bench {
     /// Whether an object that takes more than a half of the memory can be put now.
     async fn has_space(&self) -> bool {
         let bytes = pattern(1, BIG);
-        let put = self.client.put_with(&[Put::new(key("other"), &bytes)], WaitMode::Never, soon()).await;
+        let put = self.client.put_with(&[Put::new(key("other"), &bytes)], SpaceWait::Never, soon()).await;
         match only(put) {
             Ok(_) => true,
             Err(Error::Full { .. }) => false,
@@ -75,7 +75,7 @@ impl Bench {
     async fn until_space(&self) {
         let bytes = pattern(1, BIG);
         let put = [Put::new(key("other"), &bytes)];
-        only(self.client.put_with(&put, WaitMode::UntilDeadline, soon()).await).unwrap();
+        only(self.client.put_with(&put, SpaceWait::UntilDeadline, soon()).await).unwrap();
     }
 
     /// Memory of the device that has no byte of an object.

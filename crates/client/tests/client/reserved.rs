@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tiffin_client::{
     Client, Deadline, Error, GetOptions, OnExists, PolicyChange, Put, PutEffect, PutOptions, Reserved,
-    SourceBuf, SpaceRequest, WaitMode,
+    SourceBuf, SpaceRequest, SpaceWait,
 };
 use tiffin_embedded::Embedded;
 
@@ -13,7 +13,7 @@ use crate::support::{Cluster, eventually, key, only, pattern, pinned, soon};
 const MIB: u64 = 1 << 20;
 
 async fn reserve(client: &Client, name: &str, len: u64) -> Result<Reserved, Error> {
-    only(client.reserve(&[SpaceRequest::new(key(name), len)], WaitMode::Never, soon()).await)
+    only(client.reserve(&[SpaceRequest::new(key(name), len)], SpaceWait::Never, soon()).await)
 }
 
 fn parts(bytes: &[u8]) -> Vec<SourceBuf<'_>> {
@@ -64,10 +64,10 @@ async fn dropped_or_released_space_wakes_waiting_puts() {
         let waiter = other.clone();
         let put = tokio::spawn(async move {
             let bytes = pattern(2, 2 << 20);
-            only(waiter.put_with(&[pinned("n", &bytes)], WaitMode::UntilDeadline, soon()).await).unwrap();
+            only(waiter.put_with(&[pinned("n", &bytes)], SpaceWait::UntilDeadline, soon()).await).unwrap();
             // Puts and reservations wait in one queue, in order.
             let spaces = [SpaceRequest::new(key("m"), 2 * MIB)];
-            only(waiter.reserve(&spaces, WaitMode::UntilDeadline, soon()).await).unwrap()
+            only(waiter.reserve(&spaces, SpaceWait::UntilDeadline, soon()).await).unwrap()
         });
         eventually("the put waits", || waiting(&cluster) == 1).await;
         if is_dropped {
@@ -120,7 +120,7 @@ async fn batch_of_reservations_has_one_outcome_each() {
         SpaceRequest { options: keep, ..SpaceRequest::new(key("b"), 1) },
         SpaceRequest::new(key("empty"), 0),
     ];
-    let mut reserved = client.reserve(&spaces, WaitMode::Never, soon()).await.into_iter();
+    let mut reserved = client.reserve(&spaces, SpaceWait::Never, soon()).await.into_iter();
     let (a, huge, old) =
         (reserved.next().unwrap().unwrap(), reserved.next().unwrap(), reserved.next().unwrap());
     let (b, empty) = (reserved.next().unwrap().unwrap(), reserved.next().unwrap().unwrap());
@@ -150,7 +150,7 @@ async fn reserved_space_counts_against_the_quota() {
     assert!(matches!(&over, Error::OverQuota { quota, .. } if quota.used == MIB), "{over:?}");
     drop(reserved);
     let spaces = [SpaceRequest::new(key("n"), MIB)];
-    only(client.reserve(&spaces, WaitMode::UntilDeadline, soon()).await).unwrap();
+    only(client.reserve(&spaces, SpaceWait::UntilDeadline, soon()).await).unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -170,7 +170,7 @@ async fn reserved_space_ends_with_its_client_despite_a_view() {
         assert!(matches!(none, Err(Error::Closed)), "{none:?}");
         // All of the space can be reserved again, except the viewed object.
         let spaces = [SpaceRequest::new(key("n"), 3 * MIB)];
-        let all = only(store.client.reserve(&spaces, WaitMode::UntilDeadline, soon()).await).unwrap();
+        let all = only(store.client.reserve(&spaces, SpaceWait::UntilDeadline, soon()).await).unwrap();
         drop((reserved, view, all));
         store.stop(soon()).await.unwrap();
     }

@@ -4,7 +4,7 @@ use std::slice;
 
 use tiffin_client::{
     Acked, Client, Consumption, DeleteOptions, Dtype, Error, Generation, Lease, LeaseRead, Manifest,
-    NamespaceStat, OnExists, Put, PutOptions, SamplePut, SampleRef, TargetBuf, TensorRef, WaitMode,
+    NamespaceStat, OnExists, Put, PutOptions, SamplePut, SampleRef, SpaceWait, TargetBuf, TensorRef,
 };
 use tiffin_embedded::Embedded;
 
@@ -23,7 +23,7 @@ fn groups(names: &[&str]) -> Consumption {
 }
 
 async fn put(client: &Client, sample: SamplePut<'_>) -> Result<SampleRef, Error> {
-    only(client.put_samples(&[sample], WaitMode::Never, soon()).await)
+    only(client.put_samples(&[sample], SpaceWait::Never, soon()).await)
 }
 
 async fn lease(
@@ -109,7 +109,7 @@ async fn invalid_sample_is_rejected_without_the_others() {
     ];
     let mut samples: Vec<_> = bad.iter().map(|it| it.0.clone()).collect();
     samples.insert(2, sample("good", b"bytes"));
-    let mut stored = client.put_samples(&samples, WaitMode::Never, soon()).await;
+    let mut stored = client.put_samples(&samples, SpaceWait::Never, soon()).await;
     assert_eq!(stored.remove(2).unwrap().id, key("good"));
     for (stored, (sample, why)) in stored.into_iter().zip(&bad) {
         let Err(Error::Invalid { what }) = &stored else { panic!("{stored:?}") };
@@ -232,7 +232,7 @@ async fn long_manifests_and_many_samples_are_read_together() {
             ..sample(&format!("s{it}"), body)
         })
         .collect();
-    let stored: Vec<_> = client.put_samples(&samples, WaitMode::Never, soon()).await;
+    let stored: Vec<_> = client.put_samples(&samples, SpaceWait::Never, soon()).await;
     let refs: Vec<_> = stored.into_iter().map(Result::unwrap).collect();
     let wanted: Vec<_> = refs.iter().map(|it| (it.id.clone(), Some(it.generation))).collect();
     let leases: Vec<_> = client.lease(&wanted, "g", soon()).await.into_iter().map(Result::unwrap).collect();
@@ -289,7 +289,7 @@ async fn waiting_sample_is_woken_by_an_acknowledgement() {
         let (producer, bytes) = (producer.clone(), bytes.clone());
         async move {
             let samples = [sample("b", &bytes)];
-            only(producer.put_samples(&samples, WaitMode::UntilDeadline, soon()).await)
+            only(producer.put_samples(&samples, SpaceWait::UntilDeadline, soon()).await)
         }
     });
     eventually("the put waits", || stat(&cluster).waiting == 1).await;

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tiffin_client::{
     Acked, Attach, Client, Deadline, Error, Generation, OpenStream, Pull, PutOptions, SamplePut, SampleRef,
-    StreamLimits, WaitMode, Watermark,
+    SpaceWait, StreamLimits, Watermark,
 };
 
 use crate::support::{Cluster, eventually, key, only, soon};
@@ -15,8 +15,8 @@ fn sample<'a>(id: &str, bytes: &'a [u8]) -> SamplePut<'a> {
     SamplePut { options: PutOptions { stream: "train".into(), ..sample.options.clone() }, ..sample }
 }
 
-async fn put(client: &Client, id: &str, wait_mode: WaitMode) -> Result<SampleRef, Error> {
-    only(client.put_samples(&[sample(id, b"bytes")], wait_mode, soon()).await)
+async fn put(client: &Client, id: &str, space_wait: SpaceWait) -> Result<SampleRef, Error> {
+    only(client.put_samples(&[sample(id, b"bytes")], space_wait, soon()).await)
 }
 
 fn pull(at_least: u32) -> Pull {
@@ -38,24 +38,24 @@ async fn waiting_pull_and_waiting_put_are_woken() {
         let consumer = consumer.clone();
         async move { consumer.pull(&pull(2), soon()).await }
     });
-    put(&producer, "a", WaitMode::Never).await.unwrap();
-    put(&producer, "b", WaitMode::Never).await.unwrap();
+    put(&producer, "a", SpaceWait::Never).await.unwrap();
+    put(&producer, "b", SpaceWait::Never).await.unwrap();
     let window = waiting.await.unwrap().unwrap();
     let ids: Vec<_> = window.leases.iter().map(|it| it.id().clone()).collect();
     assert_eq!(ids, [key("a"), key("b")]);
     assert_eq!(window.leases[0].read(&["t"], soon()).await.unwrap(), [b"bytes"]);
 
-    let behind = put(&producer, "c", WaitMode::Never).await;
+    let behind = put(&producer, "c", SpaceWait::Never).await;
     assert!(matches!(&behind, Err(Error::Behind { backlog, .. }) if backlog.refs == 2), "{behind:?}");
     let blocked = tokio::spawn({
         let producer = producer.clone();
-        async move { put(&producer, "c", WaitMode::UntilDeadline).await }
+        async move { put(&producer, "c", SpaceWait::UntilDeadline).await }
     });
     let done: Vec<_> = window.leases.iter().map(|it| (it.id().clone(), it.generation())).collect();
     let acked = consumer.ack(&done, "g", soon()).await;
     assert_eq!(acked, [Ok(Acked::Freed), Ok(Acked::Freed)]);
     blocked.await.unwrap().unwrap();
-    let again = put(&producer, "a", WaitMode::Never).await;
+    let again = put(&producer, "a", SpaceWait::Never).await;
     assert!(matches!(again, Err(Error::Exists { .. })), "{again:?}");
 }
 
@@ -86,7 +86,7 @@ async fn expired_pull_takes_nothing_and_released_samples_return() {
     let client = cluster.client().await;
     let nothing = client.pull(&pull(1), waiting_ms(20)).await;
     assert!(nothing.is_ok_and(|it| it.leases.is_empty() && it.end.is_none()));
-    let first = put(&client, "a", WaitMode::Never).await.unwrap();
+    let first = put(&client, "a", SpaceWait::Never).await.unwrap();
     let seen = client.list_samples("train", Generation::default(), 9, soon()).await.unwrap();
     assert_eq!(seen.samples, [(key("a"), first.generation, first.len)]);
     let pulled = client.pull(&pull(1), soon()).await.unwrap();

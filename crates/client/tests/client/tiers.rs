@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use tiffin_client::{
     Ahead, Client, ConnectOptions, Demotion, GetOptions, PolicyChange, Put, PutOptions, ResolveOptions,
-    WaitMode,
+    SpaceWait,
 };
 use tiffin_server::config::{Engine, SsdConfig};
 use tiffin_server::{MasterConfig, MasterServer, NodeConfig, NodeServer};
@@ -38,7 +38,7 @@ pub(super) async fn put_hurriedly(client: &Client, name: &'static str, count: us
                     return;
                 }
                 let put = [Put::new(key(format!("{name}{at}")), &bytes)];
-                let stored = only(client.put_with(&put, WaitMode::Never, soon()).await);
+                let stored = only(client.put_with(&put, SpaceWait::Never, soon()).await);
                 refused.fetch_add(usize::from(stored.is_err()), Ordering::Relaxed);
             }
         });
@@ -73,7 +73,7 @@ async fn wait_until_on_disk_alone(client: &Client, names: &[String]) {
         // New objects evict the least recently used ones.
         let bytes = pattern(2, OBJECT);
         let put = [Put::new(key(format!("filler{filler}")), &bytes)];
-        only(client.put_with(&put, WaitMode::UntilDeadline, soon()).await).unwrap();
+        only(client.put_with(&put, SpaceWait::UntilDeadline, soon()).await).unwrap();
         filler += 1;
     }
 }
@@ -89,7 +89,8 @@ async fn requested_objects_displace_unread_ones() {
     let names: Vec<_> = (0..24).map(|at| format!("wanted{at}")).collect();
     for (at, name) in names.iter().enumerate() {
         let bytes = pattern(at, OBJECT);
-        only(client.put_with(&[Put::new(key(name), &bytes)], WaitMode::UntilDeadline, soon()).await).unwrap();
+        only(client.put_with(&[Put::new(key(name), &bytes)], SpaceWait::UntilDeadline, soon()).await)
+            .unwrap();
     }
     wait_until_on_disk_alone(&client, &names).await;
     let (ends, other) = (Arc::new(AtomicBool::new(false)), store.client().await);
@@ -131,7 +132,8 @@ async fn resolving_locations_promotes_nothing() {
     let names: Vec<_> = (0..4).map(|at| format!("wanted{at}")).collect();
     for name in &names {
         let bytes = pattern(1, OBJECT);
-        only(client.put_with(&[Put::new(key(name), &bytes)], WaitMode::UntilDeadline, soon()).await).unwrap();
+        only(client.put_with(&[Put::new(key(name), &bytes)], SpaceWait::UntilDeadline, soon()).await)
+            .unwrap();
     }
     wait_until_on_disk_alone(&client, &names).await;
     let keys: Vec<_> = names.iter().map(key).collect();
@@ -168,7 +170,7 @@ async fn full_node_does_not_block_promotions_elsewhere() {
         let bytes = pattern(1, OBJECT);
         let options = PutOptions { preferred: vec![node.to_owned()], hard_pin, ..PutOptions::default() };
         let put = Put { options, ..Put::new(key(name), &bytes) };
-        only(client.put_with(&[put], WaitMode::UntilDeadline, soon()).await).unwrap();
+        only(client.put_with(&[put], SpaceWait::UntilDeadline, soon()).await).unwrap();
     };
     for at in 0..8 {
         put("a", format!("a{at}"), false).await;

@@ -1,8 +1,8 @@
 //! Clients that are killed or stopped.
 
 use tiffin_client::{
-    Acked, DeleteOptions, Dtype, Error, GetOptions, Put, PutOptions, ResolveOptions, SamplePut, TensorRef,
-    WaitMode, Way,
+    Acked, DeleteOptions, Dtype, Error, GetOptions, Put, PutOptions, ResolveOptions, SamplePut, SpaceWait,
+    TensorRef, Way,
 };
 use tokio::runtime::Runtime;
 
@@ -52,7 +52,7 @@ pub(crate) fn client_killed_with_reserved_space(runtime: &Runtime) {
         let full = only(client.put(&puts, soon()).await).unwrap_err();
         assert!(matches!(full, Error::Full { .. }), "{full:?}");
         hoarder.kill();
-        only(client.put_with(&puts, WaitMode::UntilDeadline, soon()).await).unwrap();
+        only(client.put_with(&puts, SpaceWait::UntilDeadline, soon()).await).unwrap();
         eventually("the killed client is forgotten", || node.client_count() == 1).await;
     });
 }
@@ -165,7 +165,7 @@ pub(crate) fn consumer_killed_with_its_lease(runtime: &Runtime) {
         let client = connect(&master, true).await;
         let tensors = vec![TensorRef::new("t", Dtype::U8, &[1 << 20], &bytes)];
         let samples = [SamplePut::new(key("s"), tensors)];
-        let stored = only(client.put_samples(&samples, WaitMode::Never, soon()).await).unwrap();
+        let stored = only(client.put_samples(&samples, SpaceWait::Never, soon()).await).unwrap();
         (client, stored)
     });
     let consumer = Process::start(&["consumer", &master.address().to_string(), "s"]);

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use tiffin_client::{Ahead, DeleteOptions, Error, GetOptions, Put, WaitMode};
+use tiffin_client::{Ahead, DeleteOptions, Error, GetOptions, Put, SpaceWait};
 use tokio::runtime::Runtime;
 
 use crate::support::{Process, connect, content_of, key, only, soon, start_master};
@@ -61,7 +61,7 @@ pub(crate) fn kill_with_disk(runtime: &Runtime, times: usize) {
                         puts += 1;
                         let bytes = content_of(it, puts);
                         let put = [Put::new(name, &bytes)];
-                        only(client.put_with(&put, WaitMode::UntilDeadline, soon()).await).unwrap();
+                        only(client.put_with(&put, SpaceWait::UntilDeadline, soon()).await).unwrap();
                         model.insert(it, Some(puts));
                     }
                 }
@@ -97,13 +97,13 @@ pub(crate) fn disk_that_rejects_writes_leaves(runtime: &Runtime) {
             puts += 1;
             let bytes = content_of(puts, puts);
             let put = [Put::new(key(format!("p{puts}")), &bytes)];
-            only(client.put_with(&put, WaitMode::UntilDeadline, soon()).await).unwrap();
+            only(client.put_with(&put, SpaceWait::UntilDeadline, soon()).await).unwrap();
         }
         assert!(puts * (96 << 10) > 16 << 20, "it stored only {puts} objects");
         for more in puts + 1..puts + 200 {
             let (name, bytes) = (key(format!("p{more}")), content_of(more, more));
             let put = [Put::new(name.clone(), &bytes)];
-            only(client.put_with(&put, WaitMode::UntilDeadline, soon()).await).unwrap();
+            only(client.put_with(&put, SpaceWait::UntilDeadline, soon()).await).unwrap();
             let got = only(client.get(&[name], GetOptions::default(), soon()).await).unwrap();
             assert!(got.bytes == bytes);
         }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tiffin_client::{
     Client, ConnectOptions, CopyWait, Deadline, DeleteOptions, Dtype, Error, GetInto, GetOptions, Key,
-    Pattern, Put, PutOptions, SamplePut, TensorRef, WaitMode, Why,
+    Pattern, Put, PutOptions, SamplePut, SpaceWait, TensorRef, Why,
 };
 use tiffin_core::master::OWED_PAGE_MAX;
 use tiffin_server::config::TierConfig;
@@ -148,7 +148,7 @@ pub(crate) fn reads_of_a_stopped_node_use_the_other_copy(runtime: &Runtime) {
         let options = PutOptions { replicas: 2, ..PutOptions::default() };
         let refs = tensors.iter().map(|(name, it)| TensorRef::new(*name, Dtype::U8, &[it.len() as u64], it));
         let sample = SamplePut { options, ..SamplePut::new(key("sample"), refs.collect()) };
-        only(writer.put_samples(&[sample], WaitMode::Never, soon()).await).unwrap();
+        only(writer.put_samples(&[sample], SpaceWait::Never, soon()).await).unwrap();
         for client in [&writer, &reader] {
             read_around(client, &objects).await;
             read_sample(client, &tensors).await;

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tiffin_client::{
     Acked, Client, ConnectOptions, Deadline, DeleteOptions, Demotion, Dtype, Error, GetOptions, OnExists,
-    PolicyChange, Put, PutOptions, ResolveOptions, SamplePut, TensorRef, WaitMode,
+    PolicyChange, Put, PutOptions, ResolveOptions, SamplePut, SpaceWait, TensorRef,
 };
 use tokio::runtime::Runtime;
 use tokio::time::Instant;
@@ -45,7 +45,7 @@ pub(crate) fn master_restarted_before_its_nodes(runtime: &Runtime) {
         client.set_policy(limits, soon()).await.unwrap();
         let tensors = vec![TensorRef::new("t", Dtype::U8, &[1 << 10], &bytes)];
         let samples = [SamplePut::new(key("sample"), tensors)];
-        only(client.put_samples(&samples, WaitMode::Never, soon()).await).unwrap()
+        only(client.put_samples(&samples, SpaceWait::Never, soon()).await).unwrap()
     });
     nodes[1].stop();
     master.kill();
@@ -121,7 +121,7 @@ pub(crate) fn master_restarted_without_its_state_folder(runtime: &Runtime) {
     let put_sample = async |client: &Client| {
         let tensors = vec![TensorRef::new("t", Dtype::U8, &[3], b"abc")];
         let sample = [SamplePut::new(key("s"), tensors)];
-        only(client.put_samples(&sample, WaitMode::Never, soon()).await).unwrap().generation
+        only(client.put_samples(&sample, SpaceWait::Never, soon()).await).unwrap().generation
     };
     let mut generations = runtime.block_on(async {
         let client = connect().await;
@@ -129,7 +129,7 @@ pub(crate) fn master_restarted_without_its_state_folder(runtime: &Runtime) {
         for (it, node, name) in &names {
             let bytes = content_of(*it, 0);
             let put = [pinned_on(name, node, bytes.get(..20 << 10).unwrap())];
-            only(client.put_with(&put, WaitMode::UntilDeadline, soon()).await).unwrap();
+            only(client.put_with(&put, SpaceWait::UntilDeadline, soon()).await).unwrap();
         }
         vec![put_sample(&client).await]
     });

@@ -3,7 +3,7 @@
 use std::io::{self, Read, Write};
 use std::time::Duration;
 
-use tiffin_client::{Client, ConnectOptions, Error, GetOptions, Put, PutOptions, SpaceRequest, WaitMode};
+use tiffin_client::{Client, ConnectOptions, Error, GetOptions, Put, PutOptions, SpaceRequest, SpaceWait};
 use tiffin_rpc::Connection;
 use tiffin_server::{MasterConfig, MasterServer, NodeConfig, NodeServer};
 use tiffin_types::message::{ClientToMaster, Hello, Reply, Reserve, ReserveItem, ReserveOutcome};
@@ -93,7 +93,7 @@ pub(crate) async fn be_reserver(master: &str) {
 pub(crate) async fn be_hoarder(master: &str) {
     let client = Client::connect(ConnectOptions::new(master)).await.unwrap();
     let spaces = [SpaceRequest::new(key("never"), MEMORY)];
-    let _reserved = only(client.reserve(&spaces, WaitMode::Never, soon()).await).unwrap();
+    let _reserved = only(client.reserve(&spaces, SpaceWait::Never, soon()).await).unwrap();
     ready_until_parent_ends();
 }
 

@@ -16,7 +16,7 @@ use std::sync::Arc;
 
 use super::{
     Caller, Objects, OpId,
-    changed::{Changed, tell_nodes},
+    changed::{Changed, send_changes},
     delete::{Answer, Confirming, Retires, ack_items},
     limits::waiting_bytes,
     pin::pin_items,
@@ -152,7 +152,7 @@ impl Retires {
         let Some(mut rest) = confirming.rest.take() else { return };
         let max = o.cx.config.piece_objects_max.max(1);
         let changed = rest.items.piece(o, &rest.caller, max, &mut confirming.answer);
-        let (items, asked) = tell_nodes(o, op, changed);
+        let (items, asked) = send_changes(o, op, changed);
         // Then the answer waits for no node any more.
         let is_late = confirming.deadline.is_none();
         for (node, items) in items {

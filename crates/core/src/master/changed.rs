@@ -18,7 +18,7 @@ pub(super) struct Changed {
 }
 
 /// Sends the nodes what has changed. Returns which items depend on which node, and the requests.
-pub(super) fn tell_nodes(
+pub(super) fn send_changes(
     o: &mut Objects,
     op: OpId,
     changed: Changed,

@@ -14,7 +14,7 @@ use super::{
     Caller, Objects, OpId,
     batch::Rest,
     catalog::{NodeIndex, ObjectIndex},
-    changed::{Changed, tell_nodes},
+    changed::{Changed, send_changes},
     context::held::{HeldRetire, HeldStage},
     delete_matching::Dropping,
     leases::Acked,
@@ -25,8 +25,8 @@ use super::{
 use crate::{
     BATCH_ITEMS_MAX, ConnId, Generation, OWNER_BYTES_MAX, RequestId, SlotRef, Tick,
     message::{
-        Ack, AckOutcome, Cause, CommitOutcome, Delete, DeleteOutcome, DeletedMatching, EndStream, Pin,
-        PinOutcome, Reason, Replacement, Reply,
+        Ack, AckOutcome, Cause, CommitOutcome, Delete, DeleteOutcome, DeletedMatching, DropPins, EndStream,
+        Pin, PinOutcome, Reason, Replacement, Reply,
     },
     mutant::is_mutant,
 };
@@ -215,6 +215,19 @@ impl Retires {
         self.retire_and_set_attributes(o, (conn, id), Answer::Pin(outcomes, pinned), changed, pin.wait_ms);
     }
 
+    /// In one turn, however many there are: no pin may end that is set after the request has arrived.
+    pub(super) fn drop_pins(
+        &mut self,
+        o: &mut Objects,
+        to: (ConnId, RequestId),
+        caller: &Caller,
+        drop: &DropPins,
+    ) {
+        let (count, changed) = o.end_pins(caller.namespace, &drop.owner);
+        let answer = Answer::Matching(DeletedMatching { count, unconfirmed: Vec::new() });
+        self.retire_and_set_attributes(o, to, answer, changed, drop.wait_ms);
+    }
+
     /// A node may or may not have written attributes.
     pub(super) fn attributes_not_set(
         &mut self,
@@ -265,8 +278,7 @@ impl Retires {
             let reply = refuse(Reason::Invalid, "the batch is too large");
             return o.cx.reply(conn, id, reply);
         }
-        let mut outcomes = Vec::with_capacity(delete.keys.len());
-        let changed = delete_items(o, caller, &delete, &mut outcomes);
+        let (outcomes, changed) = delete_items(o, caller, &delete);
         self.retire_and_set_attributes(o, (conn, id), Answer::Delete(outcomes), changed, delete.wait_ms);
     }
 
@@ -281,7 +293,7 @@ impl Retires {
         wait_ms: u64,
     ) {
         let op = o.cx.next_op();
-        let (items, asked) = tell_nodes(o, op, changed);
+        let (items, asked) = send_changes(o, op, changed);
         let awaited = Awaited { items, asked, in_any_case: BTreeMap::new(), held: BTreeMap::new() };
         self.answer_when(o, op, to, answer, awaited, wait_ms);
     }
@@ -526,16 +538,10 @@ impl Retires {
     }
 }
 
-/// Removes objects, and appends the outcomes.
-fn delete_items(
-    o: &mut Objects,
-    caller: &Caller,
-    delete: &Delete,
-    outcomes: &mut Vec<DeleteOutcome>,
-) -> Changed {
-    let mut gone = Vec::new();
-    for key in &delete.keys {
-        let item = outcomes.len();
+/// Removes objects.
+fn delete_items(o: &mut Objects, caller: &Caller, delete: &Delete) -> (Vec<DeleteOutcome>, Changed) {
+    let (mut outcomes, mut gone) = (Vec::with_capacity(delete.keys.len()), Vec::new());
+    for (item, key) in delete.keys.iter().enumerate() {
         let index = o.cx.catalog.find(caller.namespace, key);
         let pending_retires = o.cx.pending_of(caller.namespace, key);
         outcomes.push(match index {
@@ -553,7 +559,7 @@ fn delete_items(
             gone.extend(pending_retires.into_iter().map(|replica| (item, replica)));
         }
     }
-    Changed { gone, ..Changed::default() }
+    (outcomes, Changed { gone, ..Changed::default() })
 }
 
 /// Acknowledges samples, and appends the outcomes.

@@ -1,5 +1,4 @@
-//! Deletes of all objects that match a pattern, a piece at a time. Ends of all pins of an owner wait for the
-//! nodes in the same way, and are one piece: no pin that is set later may end.
+//! Deletes of all objects that match a pattern, a piece at a time.
 //!
 //! A namespace may hold millions of objects, and other clients must be served meanwhile. So such a delete
 //! is a job: each piece removes a bounded number of objects, and the shell calls [`Master::work`] for the
@@ -15,7 +14,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::{
     Caller, Master, Objects, OpId,
-    catalog::{NamespaceIndex, NodeIndex, ObjectIndex},
+    catalog::{NamespaceIndex, NodeIndex},
     delete::{Answer, Retires},
     departures::depart,
     members::Standing,
@@ -25,7 +24,7 @@ use super::{
 };
 use crate::{
     ConnId, Generation, Key, RequestId, SlotRef, Tick,
-    message::{Cause, DeleteMatching, DeletedMatching, DropPins, Reason},
+    message::{Cause, DeleteMatching, DeletedMatching, Reason},
     mutant::is_mutant,
 };
 
@@ -41,36 +40,16 @@ pub(super) struct Dropping {
     conn: ConnId,
     id: RequestId,
     namespace: NamespaceIndex,
-    what: What,
-    stage: Phase,
-    count: u64,
-    unconfirmed: BTreeSet<String>,
-    outstanding: BTreeMap<RequestId, NodeIndex>,
-    deadline: Tick,
-}
-
-/// What a drop ends.
-enum What {
-    Objects(Matching),
-    /// The pins of this owner.
-    Pins(String),
-}
-
-/// The objects that a drop removes.
-struct Matching {
     label: String,
     matcher: Matcher,
     force: bool,
     /// Objects with a greater generation stay.
     newest: Generation,
-}
-
-/// What a piece of a drop has changed: copies that are to be retired, objects whose attributes are to be
-/// written, and how the drop goes on.
-struct Piece {
-    gone: Vec<(NodeIndex, SlotRef)>,
-    attributes_set: Vec<ObjectIndex>,
-    next: Phase,
+    stage: Phase,
+    count: u64,
+    unconfirmed: BTreeSet<String>,
+    outstanding: BTreeMap<RequestId, NodeIndex>,
+    deadline: Tick,
 }
 
 /// The progress of a drop.
@@ -80,9 +59,7 @@ enum Phase {
     Objects(u64),
     /// Every name is removed. Asks again for pending retires of earlier removals, after this one.
     PendingRetires(PendingRetire),
-    /// Ends pins.
-    Pins,
-    /// Everything was sent.
+    /// All retires were sent.
     Done,
 }
 
@@ -153,38 +130,20 @@ impl Retires {
                 return o.cx.reply(conn, id, reply);
             }
         };
-        let what = What::Objects(Matching {
+        let dropping = Dropping {
+            conn,
+            id,
+            namespace: caller.namespace,
             label: caller.label.clone(),
             matcher,
             force: delete.force,
             newest: Generation { epoch: o.cx.config.epoch, counter: o.next_generation },
-        });
-        self.begin_drop(o, (conn, id), caller, (what, Phase::Objects(0)), delete.wait_ms);
-    }
-
-    pub(super) fn drop_pins(
-        &mut self,
-        o: &mut Objects,
-        (conn, id): (ConnId, RequestId),
-        caller: &Caller,
-        drop: DropPins,
-    ) {
-        let what = (What::Pins(drop.owner), Phase::Pins);
-        self.begin_drop(o, (conn, id), caller, what, drop.wait_ms);
-    }
-
-    fn begin_drop(
-        &mut self,
-        o: &mut Objects,
-        (conn, id): (ConnId, RequestId),
-        caller: &Caller,
-        (what, stage): (What, Phase),
-        wait_ms: u64,
-    ) {
-        let (namespace, deadline) = (caller.namespace, o.cx.now.after(wait_ms));
-        let (count, unconfirmed, outstanding) = Default::default();
-        let dropping =
-            Dropping { conn, id, namespace, what, stage, count, unconfirmed, outstanding, deadline };
+            stage: Phase::Objects(0),
+            count: 0,
+            unconfirmed: BTreeSet::new(),
+            outstanding: BTreeMap::new(),
+            deadline: o.cx.now.after(delete.wait_ms),
+        };
         let op = o.cx.next_op();
         if let Err(refusal) = o.cx.wait(op, (conn, id), caller, 0) {
             return o.cx.reply(conn, id, *refusal);
@@ -238,7 +197,7 @@ impl Retires {
             Phase::PendingRetires(after) => {
                 self.is_ready(o, op) && o.cx.pending_retires.after(dropping.namespace, after).next().is_none()
             }
-            Phase::Objects(_) | Phase::Pins | Phase::Done => false,
+            Phase::Objects(_) | Phase::Done => false,
         };
         if is_last && let Some(dropping) = self.drops.get_mut(&op) {
             dropping.stage = Phase::Done;
@@ -261,7 +220,7 @@ impl Retires {
         let waits = dropping.outstanding.values().filter(speaks).count();
         let late = dropping.deadline <= o.cx.now;
         match dropping.stage {
-            Phase::Objects(_) | Phase::Pins => late || waits < BATCHES_MAX,
+            Phase::Objects(_) => late || waits < BATCHES_MAX,
             // Then the retires of the drop itself are confirmed, or their node is known not to confirm.
             Phase::PendingRetires(_) => late || dropping.outstanding.is_empty(),
             Phase::Done => false,
@@ -270,16 +229,15 @@ impl Retires {
 
     fn drop_piece(&mut self, o: &mut Objects, op: OpId) {
         let Some(mut dropping) = self.drops.remove(&op) else { return };
-        let stage = std::mem::replace(&mut dropping.stage, Phase::Done);
-        let Piece { gone, attributes_set, next } = dropping.piece(o, stage);
-        dropping.stage = next;
-        let mut nodes: BTreeSet<_> = gone.iter().map(|(node, _)| *node).collect();
-        for object in attributes_set.iter().filter_map(|it| o.cx.catalog.get(*it)) {
-            nodes.extend(o.written_beside(object).map(|it| it.0));
-        }
-        o.cx.note_removed(&gone);
-        let mut asked = o.cx.retire_removed(gone, op);
-        asked.extend(o.send_attributes(attributes_set, Some(op)));
+        let (replicas, stage) = match std::mem::replace(&mut dropping.stage, Phase::Done) {
+            Phase::PendingRetires(after) => self.piece_of_pending_retires(o, &dropping, &after),
+            Phase::Objects(first) => self.piece_of_objects(o, &mut dropping, first),
+            Phase::Done => (Vec::new(), Phase::Done),
+        };
+        dropping.stage = stage;
+        let nodes: BTreeSet<_> = replicas.iter().map(|(node, _)| *node).collect();
+        o.cx.note_removed(&replicas);
+        let asked = o.cx.retire_removed(replicas, op);
         for node in nodes.into_iter().filter(|node| !asked.values().any(|it| it == node)) {
             dropping.unconfirmed.insert(o.cx.members.name(node));
         }
@@ -288,30 +246,6 @@ impl Retires {
         }
         self.drops.insert(op, dropping);
         self.go_on_dropping(o, op);
-    }
-}
-
-impl Dropping {
-    fn piece(&mut self, o: &mut Objects, stage: Phase) -> Piece {
-        let mut attributes_set = Vec::new();
-        let (gone, next) = match (&self.what, stage) {
-            (What::Objects(matching), Phase::Objects(first)) => {
-                let (count, gone, next) = piece_of_objects(o, self.namespace, matching, first);
-                self.count += count;
-                (gone, next)
-            }
-            (What::Objects(matching), Phase::PendingRetires(after)) => {
-                self.piece_of_pending_retires(o, matching, &after)
-            }
-            (What::Pins(owner), Phase::Pins) => {
-                let (count, objects) = o.end_pins(self.namespace, owner);
-                self.count += count;
-                attributes_set = objects;
-                (Vec::new(), Phase::Done)
-            }
-            (What::Objects(_) | What::Pins(_), _) => (Vec::new(), Phase::Done),
-        };
-        Piece { gone, attributes_set, next }
     }
 
     /// Asks the nodes again for pending retires of earlier removals, and the answer waits for them too. A
@@ -325,14 +259,14 @@ impl Dropping {
     fn piece_of_pending_retires(
         &self,
         o: &Objects,
-        matching: &Matching,
+        dropping: &Dropping,
         after: &PendingRetire,
     ) -> (Vec<(NodeIndex, SlotRef)>, Phase) {
         let max = o.cx.config.piece_objects_max.max(1);
         let mut replicas = Vec::new();
         let mut last = None;
         for (looked_at, (key, node, slot_ref)) in
-            o.cx.pending_retires.after(self.namespace, after).enumerate()
+            o.cx.pending_retires.after(dropping.namespace, after).enumerate()
         {
             if let Some((key, node, slot_ref)) = last.filter(|_| looked_at >= max) {
                 return (
@@ -341,66 +275,63 @@ impl Dropping {
                 );
             }
             last = Some((key, node, slot_ref));
-            let known = || self.unconfirmed.contains(&o.cx.members.name(node));
+            let known = || dropping.unconfirmed.contains(&o.cx.members.name(node));
             let is_saved = || o.cx.members.get(node).is_some_and(|it| it.is_saved(slot_ref));
             let forgets = is_mutant!(o.cx.config.mutant, DropWithoutOwing)
                 || is_mutant!(o.cx.config.mutant, KeepHeldCopies);
             let is_lost = o.cx.members.is_leaving(node);
-            let wanted = !is_lost && matching.matcher.matches(key) && (!known() || !is_saved() && !forgets);
-            let wanted = wanted && !waits_for_successor(o, (self.namespace, matching), key, (node, slot_ref));
+            let wanted = !is_lost && dropping.matcher.matches(key) && (!known() || !is_saved() && !forgets);
+            let wanted = wanted && !waits_for_successor(o, dropping, key, (node, slot_ref));
             replicas.extend(wanted.then_some((node, slot_ref)));
         }
         (replicas, Phase::Done)
     }
-}
 
-/// Removes objects. Returns how many, their copies, and how the drop goes on.
-fn piece_of_objects(
-    o: &mut Objects,
-    namespace: NamespaceIndex,
-    matching: &Matching,
-    first: u64,
-) -> (u64, Vec<(NodeIndex, SlotRef)>, Phase) {
-    let max = o.cx.config.piece_objects_max.max(1);
-    let newer_too = is_mutant!(o.cx.config.mutant, DropNewer);
-    let (mut victims, mut matched) = (Vec::new(), 0);
-    let next = o.cx.catalog.page(first, max.saturating_mul(SCAN_FACTOR), |index, object| {
-        if victims.len() == max {
-            return false;
-        }
-        let is_old = object.generation() <= matching.newest || newer_too;
-        if object.namespace() != namespace || !is_old {
-            return true;
-        }
-        if !matching.matcher.affords(object.key(), &mut matched, o.cx.config.mutant) {
-            return false;
-        }
-        victims.extend(matching.matcher.matches(object.key()).then_some(index));
-        true
-    });
-    victims.retain(|&index| !o.cx.lease_refuses(index, matching.force));
-    let count = victims.len() as u64;
-    let taken = victims.into_iter().flat_map(|index| o.take_out_all(index, Cause::Deleted, &matching.label));
-    let gone = taken.collect();
-    let pending_retires = || Phase::PendingRetires(PendingRetire::default());
-    (count, gone, if next == 0 { pending_retires() } else { Phase::Objects(next) })
+    fn piece_of_objects(
+        &mut self,
+        o: &mut Objects,
+        dropping: &mut Dropping,
+        first: u64,
+    ) -> (Vec<(NodeIndex, SlotRef)>, Phase) {
+        let max = o.cx.config.piece_objects_max.max(1);
+        let newer_too = is_mutant!(o.cx.config.mutant, DropNewer);
+        let (mut victims, mut matched) = (Vec::new(), 0);
+        let next = o.cx.catalog.page(first, max.saturating_mul(SCAN_FACTOR), |index, object| {
+            if victims.len() == max {
+                return false;
+            }
+            let is_old = object.generation() <= dropping.newest || newer_too;
+            if object.namespace() != dropping.namespace || !is_old {
+                return true;
+            }
+            if !dropping.matcher.affords(object.key(), &mut matched, o.cx.config.mutant) {
+                return false;
+            }
+            victims.extend(dropping.matcher.matches(object.key()).then_some(index));
+            true
+        });
+        victims.retain(|&index| !o.cx.lease_refuses(index, dropping.force));
+        dropping.count += victims.len() as u64;
+        let taken =
+            victims.into_iter().flat_map(|index| o.take_out_all(index, Cause::Deleted, &dropping.label));
+        let replicas = taken.collect();
+        (
+            replicas,
+            if next == 0 { Phase::PendingRetires(PendingRetire::default()) } else { Phase::Objects(next) },
+        )
+    }
 }
 
 /// Whether a copy belongs to an object whose successor is not stored yet. The drop has spared the successor,
 /// or the object itself was put since the drop began.
-fn waits_for_successor(
-    o: &Objects,
-    (namespace, matching): (NamespaceIndex, &Matching),
-    key: &Key,
-    copy: (NodeIndex, SlotRef),
-) -> bool {
+fn waits_for_successor(o: &Objects, dropping: &Dropping, key: &Key, copy: (NodeIndex, SlotRef)) -> bool {
     if !o.cx.held_retires.has(copy) {
         return false;
     }
     let mutant = o.cx.config.mutant;
-    let successor = o.cx.catalog.find(namespace, key).and_then(|index| o.cx.catalog.get(index));
-    let is_spared = successor.is_some_and(|it| it.generation() <= matching.newest);
-    let is_new = o.cx.pending_retires.generation(copy) > matching.newest;
+    let successor = o.cx.catalog.find(dropping.namespace, key).and_then(|index| o.cx.catalog.get(index));
+    let is_spared = successor.is_some_and(|it| it.generation() <= dropping.newest);
+    let is_new = o.cx.pending_retires.generation(copy) > dropping.newest;
     is_spared && !is_mutant!(mutant, DropReplaced) || is_new && !is_mutant!(mutant, DropReplacedSince)
 }
 

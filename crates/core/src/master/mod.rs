@@ -658,7 +658,7 @@ impl Master {
                 return operations.retires.delete_matching(o, conn, id, caller, &delete);
             }
             ClientToMaster::Pin(pin) => return operations.retires.pin(o, conn, id, caller, &pin),
-            ClientToMaster::DropPins(it) => return operations.retires.drop_pins(o, (conn, id), caller, it),
+            ClientToMaster::DropPins(it) => return operations.retires.drop_pins(o, (conn, id), caller, &it),
             ClientToMaster::Await(until) => return operations.watches.watch(o, (conn, id), caller, until),
             ClientToMaster::Why(it) => return operations.explanations.why(o, (conn, id), caller, &it.keys),
             ClientToMaster::Ack(ack) => return operations.retires.ack(o, conn, id, caller, &ack),

@@ -54,23 +54,23 @@ pub(super) fn pin_items(
 }
 
 impl Objects {
-    /// Ends all pins of an owner. Returns how many, and the objects whose attributes must be written.
-    pub(super) fn end_pins(&mut self, namespace: NamespaceIndex, owner: &str) -> (u64, Vec<ObjectIndex>) {
+    /// Ends all pins of an owner. Returns how many.
+    pub(super) fn end_pins(&mut self, namespace: NamespaceIndex, owner: &str) -> (u64, Changed) {
+        let mut pinned = self.cx.catalog.pinned_by(namespace, owner);
+        pinned.iter().for_each(|index| remove_departed(self, *index));
+        pinned.retain(|index| self.cx.catalog.get(*index).is_some());
+        for &index in &pinned {
+            self.pin_one(index, owner, false, None);
+        }
+        let count = pinned.len() as u64;
         // An earlier call may have ended these pins without a confirmation from all nodes. So a repeated
         // call waits for all unwritten attributes of the namespace, whichever call changed them.
         let is_here =
             |it: &ObjectIndex| self.cx.catalog.get(*it).is_some_and(|it| it.namespace() == namespace);
-        let mut objects: BTreeSet<_> = self.unwritten.objects().filter(is_here).collect();
-        let mut count = 0;
-        for index in self.cx.catalog.pinned_by(namespace, owner) {
-            remove_departed(self, index);
-            if self.cx.catalog.get(index).is_some() {
-                count += 1;
-                self.pin_one(index, owner, false, None);
-                objects.insert(index);
-            }
-        }
-        (count, objects.into_iter().collect())
+        let unwritten = self.unwritten.objects().filter(is_here);
+        let written: BTreeSet<_> = pinned.into_iter().chain(unwritten).collect();
+        let attributes_set = written.into_iter().map(|index| (0, index)).collect();
+        (count, Changed { attributes_set, ..Changed::default() })
     }
 
     /// Sets or ends one pin, unless it is in that state already. `token`: that of the client, if it is
